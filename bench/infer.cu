@@ -152,6 +152,7 @@ template <int D, class F> static void step(const shape &s, const F &plans) {
 
 int main(int argc, char **argv) {
     bench_open(argc, argv);
+    bench_ctx.pdl = 2; // only calls of the library between the passes of a step
     STEP("llama 8b", llama_8b, LAYERS_8B, 4096, 1, 1024);
     STEP("llama 8b", llama_8b, LAYERS_8B, 4096, 8, 2048);
     STEP("llama 8b", llama_8b, LAYERS_8B, 4096, 64, 1024);

@@ -56,7 +56,9 @@ typedef struct te_context {
                                      * in which blocks finish, so results may differ between runs; 0 (default): it
                                      * accumulates in a fixed order, so results are bitwise reproducible */
     int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0: never used; 1 (default): used from
-                        * compute capability 9.0 on */
+                        * compute capability 9.0 on; 2: also from one pass to the next, with the caller's promise that
+                        * the stream gets no work between two passes except by calls of this library. The second
+                        * kernel of a pass may then load weights before the pass in front has ended */
     void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
     int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
                         * one by one */

@@ -335,8 +335,8 @@ TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, cons
  * and enqueued as graphs, like those of a model's pass. */
 TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te__launch_record_begin(ctx);
-    const te_status status = te__adamw_enqueue_matrices(opt, args, ctx);
-    return te__launch_record_end(ctx, status);
+    const te_status status = te__launch_record_end(ctx, te__adamw_enqueue_matrices(opt, args, ctx));
+    return status == TE_OK ? te_launch_flush(ctx) : status; /* the next pass must wait for the new weights (ctx->pdl) */
 }
 /* Enqueue the update of the parameters that this rank updates (with ZeRO-1, its shard of them). */
 TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {

@@ -548,6 +548,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
+        /* Let the next kernel start only now: before, the queries would have waited behind the weights it loads. */
+        if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
             of_warp.clear();
@@ -621,12 +623,10 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
                                       q_full + 8 * PLACES,        groups, count};
     const te__decode_exchange x = {(float *)stats, (float *)stats + traits::STATS_BYTES / 8, (float4 *)o};
     if (threadIdx.x == 0) {
-        for (int s = 0; s < count; s++) {
+        for (int s = 0; s < count; s++)
             te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_ARRIVALS);
-        }
-        for (int p = 0; p < PLACES; p++) {
+        for (int p = 0; p < PLACES; p++)
             te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, TE__DECODE_ARRIVALS);
-        }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)batch);
@@ -660,7 +660,8 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
         if (a->cache.decode_cluster) te__decode_cluster_wait();
         return;
     }
-    te_kernel_begin();
+    te_kernel_wait();
+    if (!in_group) te_kernel_trigger(); /* in a cluster, te__decode_consume does this */
     if (threadIdx.x == 0) te__decode_copy_q<HEADS, KV_HEADS, D, F>(memory.q, memory.q_full, a, first);
     te__decode_consume<T, HEADS, KV_HEADS, D, F>(a, memory, x, (float *)merged);
     if (!a->cache.decode_cluster) return;

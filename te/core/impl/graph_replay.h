@@ -151,7 +151,8 @@ typedef struct te_launches {
                                   * `record`; bytes: the bytes that these launches take */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
-    int last_is_kernel;          /* 1: the launch that was recorded last is a kernel, not a call */
+    int last_is_kernel;          /* 1: the library's last work on the stream is a kernel of a pass; 0: it is a call, or
+                                  * work outside passes */
     int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. It launches a small kernel
                                   * before them, so that they start as they would after another kernel of a pass */
     uint64_t clock;
@@ -351,6 +352,7 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
  * that its work comes after launches that are still recorded. */
 TE_API te_status te_launch_flush(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
+    if (s) s->last_is_kernel = 0;
     if (!s || !s->count) return TE_OK;
     te_replay_graph *r =
         ctx->replay > 0 && s->count >= TE_LAUNCH_MIN_GRAPH && !te__cuda_capturing(ctx) ? te__replay_find(s, ctx) : 0;
@@ -365,14 +367,15 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Return whether the next launch directly follows a kernel of the same pass. If so, all work before this pass is done
- * when the next kernel starts, because the first kernel of the pass has waited for it; and the next kernel may read
- * memory that the pass does not write, such as weights, before it calls te_kernel_wait. A recorded call, such as that
+/* Return whether the next launch directly follows a kernel of the same pass or, if ctx->pdl is 2, of the pass before.
+ * If so, all work before this pass is done when the next kernel starts, because the first kernel of the pass has waited
+ * for it, or is work of passes, too; and the next kernel may read memory that passes do not write, such as weights,
+ * before it calls te_kernel_wait. A recorded call, such as that
  * of a cuBLASLt GEMM, does not count as a kernel, because the kernel that it launches may let the next one start before
  * it has itself waited for its predecessor. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
-    return s && (s->autotuning || (s->recording && s->count && s->last_is_kernel));
+    return s && (s->autotuning || (s->recording && s->last_is_kernel && (s->count || ctx->pdl > 1)));
 }
 TE_API int te__launch_is_recording(const te_context *ctx) {
     return ctx->launches && ((const te_launches *)ctx->launches)->recording;
@@ -382,14 +385,18 @@ TE_API int te__launch_is_recording(const te_context *ctx) {
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s && status != TE_OK) s->count = s->bytes = 0;
+    const int last_is_kernel = s && s->last_is_kernel;
     if (s) s->recording = 0;
-    return status == TE_OK ? te_launch_flush(ctx) : status;
+    if (status == TE_OK) status = te_launch_flush(ctx);
+    if (s) s->last_is_kernel = last_is_kernel && status == TE_OK;
+    return status;
 }
 /* Enqueue the launch *l or, while the launches of a pass are being recorded, record it. args: its arguments, of `bytes`
  * bytes. */
 TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
+    if (s && !s->recording) s->last_is_kernel = 0;
     if (!s || !s->recording) return te__launch_now(l, args, ctx);
     if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
     if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);

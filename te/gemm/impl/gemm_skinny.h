@@ -106,30 +106,55 @@ TE_FN void te__skinny_set_rows(te_skinny_loads *loads, const te_skinny *p, const
     loads->w[0] = p->w + (int64_t)te__skinny_column_of(p, col, row, pairing) * p->k + k;
     loads->w[1] = p->w + (int64_t)te__skinny_column_of(p, col, second, pairing) * p->k + k;
 }
-/* Start the copy of the warp's part of W for the step loads->at into a stage, with zeros beyond n and k, and advance
- * *loads to the next step. The stage holds 16 rows of 16 vectors. In odd rows vectors 0 to 3 are swapped with vectors 4
- * to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply from two neighbouring rows use different
- * banks. */
-TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
-                                 const te_skinny_pairing pairing) {
+/* Start the copy of eight of the 16 rows (half 0: the first eight) of the warp's part of W for the step loads->at into
+ * a stage, with zeros beyond n and k. The stage holds 16 rows of 16 vectors. In odd rows vectors 0 to 3 are swapped
+ * with vectors 4 to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply from two neighbouring rows
+ * use different banks. */
+TE_FN void te__skinny_copy_half(const te_skinny_loads *loads, const te_skinny *p, int half) {
     const int lane = (int)threadIdx.x % 32, vector = lane % 16, row = lane / 16;
     const int beyond = loads->at.col >= p->n || te__skinny_warp_k() + vector * 8 + loads->at.k >= p->k;
-    const uint32_t to = loads->stage + (uint32_t)(row * TE_SKINNY_ROW + ((vector ^ row << 2) << 4));
-    TE_UNROLL for (int i = 0; i < 2; i++) {
-        const uint16_t *from = loads->w[i] + loads->at.k;
-        TE_UNROLL for (int j = 0; j < 4; j++, from += 2 * (int64_t)p->k)
-            asm volatile("{\n.reg .pred beyond;\nsetp.ne.s32 beyond, %2, 0;\n"
-                         "cp.async.cg.shared.global [%0], [%1], 16, beyond; // a weight\n}" ::"r"(
-                             to + (uint32_t)((8 * i + 2 * j) * TE_SKINNY_ROW)),
-                         "l"(from), "r"(beyond)
-                         : "memory");
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    const uint32_t to = loads->stage + (uint32_t)((8 * half + row) * TE_SKINNY_ROW + ((vector ^ row << 2) << 4));
+    const uint16_t *from = loads->w[half] + loads->at.k;
+    TE_UNROLL for (int j = 0; j < 4; j++, from += 2 * (int64_t)p->k)
+        asm volatile("{\n.reg .pred beyond;\nsetp.ne.s32 beyond, %2, 0;\n"
+                     "cp.async.cg.shared.global [%0], [%1], 16, beyond; // a weight\n}" ::"r"(
+                         to + (uint32_t)(2 * j * TE_SKINNY_ROW)),
+                     "l"(from), "r"(beyond)
+                     : "memory");
+}
+TE_FN void te__skinny_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Wait until all copies of this lane have arrived. */
+TE_FN void te__skinny_await_all(void) { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+/* Advance *loads to the next stage and the next step. */
+TE_FN void te__skinny_next_stage(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
+                                 const te_skinny_pairing pairing) {
     loads->stage += TE_SKINNY_STAGE;
     if (loads->stage == ring + TE_SKINNY_STAGES * TE_SKINNY_STAGE) loads->stage = ring;
     const int col = loads->at.col;
     te__skinny_advance(&loads->at, p);
     if (loads->at.col != col) te__skinny_set_rows(loads, p, pairing);
+}
+/* Start the copy of the warp's part of W for the step loads->at into a stage, and advance *loads. */
+TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
+                                 const te_skinny_pairing pairing) {
+    te__skinny_copy_half(loads, p, 0), te__skinny_copy_half(loads, p, 1);
+    te__skinny_commit();
+    te__skinny_next_stage(loads, p, ring, pairing);
+}
+/* Fill the whole ring. paced: 1: the kernel before this one still runs. Its loads, its last stores and then this
+ * kernel's loads of x would wait for microseconds behind all these copies. Therefore a warp starts a copy of half a
+ * stage only when its previous one has arrived: then 32 KB are in flight on each multiprocessor, which is enough for
+ * the bandwidth. */
+TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
+                                const te_skinny_pairing pairing, const int paced) {
+    TE_UNROLL_1 for (int i = 0; i < TE_SKINNY_STAGES; i++) {
+        te__skinny_copy_half(loads, p, 0);
+        if (paced) te__skinny_commit(), te__skinny_await_all();
+        te__skinny_copy_half(loads, p, 1);
+        te__skinny_commit();
+        if (paced && i < TE_SKINNY_STAGES - 1) te__skinny_await_all();
+        te__skinny_next_stage(loads, p, ring, pairing);
+    }
 }
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
@@ -302,17 +327,17 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
     te_skinny_x x;
     te_skinny_step_scales step_scales, next_step_scales;
     te__skinny_set_rows(&loads, p, epilogue.pairing);
-    if (!p->early_weights) te_kernel_wait();
-    TE_UNROLL for (int i = 0; i < TE_SKINNY_STAGES - 1; i++) te__skinny_load_stage(&loads, p, ring, epilogue.pairing);
+    if (p->early_weights) te__skinny_fill_ring(&loads, p, ring, epilogue.pairing, 1);
+    else te_kernel_wait();
+    if (epilogue.prepare) epilogue.prepare(epilogue.arg);
     te_kernel_begin();
     TE_UNROLL for (int i = 0; i < TE_SKINNY_WARP_K / 32; i++)
         te__skinny_load_x(x.vector[i], x_row + 32 * i, p->k - lane_k - 32 * i);
+    if (!p->early_weights) te__skinny_fill_ring(&loads, p, ring, epilogue.pairing, 0);
     if (blockwise) te__skinny_load_step_scales(&next_step_scales, p, &at);
     te_skinny_scales scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
-    if (epilogue.prepare) epilogue.prepare(epilogue.arg);
     while (at.col < p->n) {
         const int col = at.col;
-        te__skinny_load_stage(&loads, p, ring, epilogue.pairing);
         asm volatile("cp.async.wait_group %0;" ::"n"(TE_SKINNY_STAGES - 1) : "memory");
         __syncwarp(); /* the copies of all lanes have arrived */
         if (blockwise) step_scales = next_step_scales;
@@ -322,6 +347,7 @@ TE_FN void te_skinny_body(const te_skinny *p, const te_skinny_epilogue epilogue,
         stage += TE_SKINNY_STAGE;
         if (stage == ring + TE_SKINNY_STAGES * TE_SKINNY_STAGE) stage = ring;
         __syncwarp(); /* all lanes have read the stage, which is filled next */
+        te__skinny_load_stage(&loads, p, ring, epilogue.pairing);
         if (at.col == col) continue; /* more steps of k follow for the same columns of y, so no epilogue yet */
         te__skinny_epilogue(p, col, c, scales, epilogue, dtype);
         if (at.col < p->n) scales = te__skinny_load_scales(p, at.col, operands, epilogue.pairing);
