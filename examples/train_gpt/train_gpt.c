@@ -159,7 +159,7 @@
 #define GPT_BLOCK_EXPERTS_RANKS(H, HEADS, ENTER, LEAVE, N)                                                   \
     (fork, x1), (layernorm, ln1, H), (ENTER, enter1),                                                       \
     (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
-    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS) CONTEXT),                                         \
+    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS) CONTEXT),                                 \
     (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
     DROPOUT(drop1) (add, x1), (fork, x2), (layernorm, ln2, H), (ENTER, enter2),                             \
     (router, route, H, GPT_EXPERTS, (top_k, GPT_TOP_K), (renormalise, 1), (aux_loss, GPT_AUX_LOSS), (ranks, N)), \

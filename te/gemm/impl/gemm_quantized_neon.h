@@ -1,7 +1,7 @@
 /* gemm_quantized_neon.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to
  * 8 bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. With dot product
- * instructions (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have them) an instruction adds 16 products,
- * else three instructions do.
+ * instructions (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have them) an instruction adds 16
+ * products, else three instructions do.
  *
  * The codes, the integers that a format stores, are unpacked to signed numbers of 8 bits, with the zero point
  * subtracted. The products of a group of codes are added up as integers, so they are exact.
