@@ -478,7 +478,8 @@ TEST_CASE("attentions of one cache may have different formats") {
     both m;
     buffer params(&c.c, both_param_bytes());
     REQUIRE(both_bind(&m, params.data(), &c.c) == TE_OK);
-    REQUIRE(te_model_randomize(&m.model, 0.3f, 7, 0, &c.c) == TE_OK);
+    // such that scores are about 1; with large ones the roundings of two kernels would choose between two keys of nearly the same score
+    REQUIRE(te_model_randomize(&m.model, 0.15f, 7, 0, &c.c) == TE_OK);
     te_model *models[] = {&m.model};
     const te_cache_config config = config_of(2, 128, 16);
     const size_t bytes = te_cache_bytes(models, 1, &config);

@@ -26,7 +26,7 @@
  * max_logit. If one of these options is set, the alias passes f32 instead of the dtype: no such kernels exist for f32
  * (EXISTS is 0). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-using te__attn_wgmma_forward = typename te__decode_choose<
+using te__attn_wgmma_forward = typename te__choose_type<
     F::CACHED, te__attn_sm90_prefill<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>,
     te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>>::type;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>

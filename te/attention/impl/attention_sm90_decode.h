@@ -88,6 +88,10 @@ struct te__decode_traits {
                   "te: attention: the stages of this head_dim exceed shared memory");
 };
 
+/* The member `type` is A if `first` is true, else B. */
+template <bool first, class A, class B> struct te__choose_type { typedef A type; };
+template <class A, class B> struct te__choose_type<false, A, B> { typedef B type; };
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* Copies rows of a page, or of q, to shared memory by TMA. No other block reads these rows of a page, so the L2 is told
@@ -271,10 +275,6 @@ struct te__decode_producer {
         }
     }
 };
-
-/* The member `type` is A if `first` is true, else B. */
-template <bool first, class A, class B> struct te__decode_choose { typedef A type; };
-template <class A, class B> struct te__decode_choose<false, A, B> { typedef B type; };
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
@@ -477,7 +477,7 @@ TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_g
 /* The queries of a tile as B fragments, for a cache of 16 or of 8 bits. */
 template <int D, int NT, class F>
 using te__decode_q_of =
-    typename te__decode_choose<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
+    typename te__choose_type<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
 
 /* Computes the result r of this warp for one split, whose keys are `begin` to `stop` (exclusive). The warp processes
  * OF_WARP keys of each stage, 16 or, over a cache of 8 bits, 32. */
