@@ -60,6 +60,9 @@ typedef struct te_gemm {
     int fast;
     const void *a, *b, *c;
     void *d;
+    /* CUDA: 1: a kernel of the same pass has written B, so this GEMM must not load B before the kernels in front have
+     * ended; 0: B is a weight, which no pass writes */
+    int b_is_new;
     /* not null: B is this quantized weight, [n, k]; trans_b is then 1, and b is not read. Such a GEMM is run by
      * impl/gemm_quantized.h or impl/gemm_quantized_cuda.h; te_gemm_run refuses it */
     const struct te_quantized_weight *b_quantized;

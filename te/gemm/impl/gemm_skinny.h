@@ -391,7 +391,7 @@ TE_API te_status te__skinny_run(const void *kernel, const void *args, size_t byt
     p->n = (int)g->n, p->k = (int)te__skinny_k(g);
     p->x_inverse = g->a_fp8.inverse, p->w_inverse = g->b_fp8.inverse;
     p->rowwise = g->a_fp8.scaling == TE_SCALING_ROWWISE;
-    p->early_weights = te__launch_follows_kernel(ctx);
+    p->early_weights = te__launch_follows_kernel(ctx) && !g->b_is_new;
     const int blocks =
         (int)te_min(ctx->processors * TE_SKINNY_BLOCKS_PER_SM, te_ceil_div(g->n, TE_SKINNY_COLUMNS));
     const te_launch launch = te__launch_of(kernel, "skinny matrix product", te__grid_of(blocks, 1), TE_SKINNY_THREADS,

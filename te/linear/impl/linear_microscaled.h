@@ -60,7 +60,7 @@ TE_API te_status te__microscaled_forward(te_gemm *g, te_run *r, int i, te_value 
     TE_TRY(te__microscaled_scratch(&a, r, te__capacity_of_value(r, &x), x.cols));
     TE_TRY(te__microscaled_round(r, te_quantize_microscaled_of(x.rows, x.cols), x.data, a, 0, 1));
     TE_TRY(te__microscaled_weight(&b, r, i, 0));
-    g->a = a, g->b = b;
+    g->a = a, g->b = b, g->b_is_new = 1;
     return TE_OK;
 }
 /* Rounds dy, the gradient that linear i reads, rowwise for dx and columnwise for the weight gradient. The memory of yt
@@ -92,7 +92,7 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
         TE_TRY(te__microscaled_round(r, q, in.data, 0, xt, te_is_trained(r->param[i])));
     }
     TE_TRY(te__microscaled_weight(&weight, r, i, 1));
-    x->a = y, x->b = weight;
+    x->a = y, x->b = weight, x->b_is_new = 1;
     w->a = yt, w->trans_a = 1, w->b = xt, w->k = te__microscaled_rows(r, i, dy.rows);
     return TE_OK;
 }
