@@ -16,10 +16,13 @@ cat >"$work/case.c" <<'C'
 int main(void) {
     uint64_t mass = 0;
     float line[1024];
+    te__sample_row r;
+    memset(&r, 0, sizeof r);
+    r.top = te__sample_key(0.0f), te__sample_set_temperature(&r, 1.9f);
     for (int i = 0; i < 1024; i++) line[i] = te_exp2((float)(i - 900) * 0.140625f);
     te__attn_vector v[2];
     for (int i = 0; i < 2; i++) te__attn_get(&v[i], line + 500 + 16 * i), v[i] *= -1e30f, te__attn_exp2(&v[i]);
-    for (int i = 0; i < 1024; i++) mass += te__sample_mass(-(float)i * 0.109375f, 0.75f);
+    for (int i = 0; i < 1024; i++) mass += te__sample_mass(&r, te__sample_key(-(float)i * 0.109375f));
     for (int i = 0; i < 1024; i++) printf("%a\n", (double)line[i]);
     for (size_t i = 0; i < 2 * sizeof v[0] / sizeof(float); i++) printf("%a\n", (double)((const float *)v)[i]);
     printf("%llu\n", (unsigned long long)mass);

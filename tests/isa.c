@@ -65,9 +65,16 @@ static void floats(int m, int n, int k, te_dtype t) {
 
 /* ---- weights in block formats ------------------------------------------------------------------------------------------ */
 
-/* Random blocks, whose scales are between 2^-6 and 2^-3. */
-static void draw_blocks(uint8_t *b, size_t bytes, te_block_format f) {
-    const size_t block = (size_t)te_block_bytes(f);
+/* A random row of `k` values. In the formats up to q6_k: random blocks, whose scales are between 2^-6 and 2^-3; in the others: random
+ * values, rounded. */
+static void draw_row(uint8_t *b, int k, te_block_format f) {
+    static float v[64 * 256];
+    const size_t block = (size_t)te_block_bytes(f), bytes = te_block_row_bytes(f, k);
+    if (f > TE_BLOCK_q6_k) {
+        for (int i = 0; i < k; i++) v[i] = uniform() * (float)(1 + i / 256);
+        te_quantize_row(b, v, k, f);
+        return;
+    }
     for (size_t i = 0; i < bytes; i++) b[i] = (uint8_t)next_number();
     for (size_t i = 0; i < bytes; i += block) {
         const size_t at = f == TE_BLOCK_q6_k ? 208 : 0;
@@ -83,18 +90,20 @@ static void blocks(int m, int n, int k, te_block_format f) {
     te_gemm g = te_gemm_of(m, n, k);
     part.data = w, part.format = f, part.rows = n, weight.part = &part, weight.parts = 1;
     g.trans_b = 1, g.dtype = g.out = TE_f32, g.a = x.a, g.b_quantized = &weight, g.d = x.d;
-    draw_blocks(w, (size_t)n * row_bytes, f);
+    for (int j = 0; j < n; j++) draw_row(w + (size_t)j * row_bytes, k, f);
     for (int64_t i = 0; i < (int64_t)m * k; i++) x.a[i] = uniform();
     multiply(&g, te_block_name(f));
     /* what the kernels multiply: the rounded activations, which multiply() has left in the scratch memory */
     const int group = te__block_group(f), values = te_block_values(f);
-    char *const scratch = (char *)x.scratch + (values == 32 ? 0 : te__quantized_lay_out(&g).blocks_256);
-    const te__activations a = te__activations_at(scratch, m, k, values == 32 ? 32 : 256);
+    char *const scratch = (char *)x.scratch + (values < TE_BLOCK_MAX_VALUES ? 0 : te__quantized_lay_out(&g).blocks_256);
+    const te__activations a = te__activations_at(scratch, m, k, values < TE_BLOCK_MAX_VALUES ? 32 : 256);
     memset(x.sum, 0, sizeof x.sum), memset(x.terms, 0, sizeof x.terms);
-    for (int j = 0; j < n; j++)
+    for (int j = 0; j < n; j++) {
+        const uint8_t *const row = w + (size_t)j * row_bytes;
+        const double of_row = te__row_scale(row, k, f);
         for (int64_t k0 = 0; k0 < k; k0 += values) {
             te__block_codes c;
-            te__block_unpack(&c, w + (size_t)j * row_bytes + te_block_row_bytes(f, k0), f);
+            te__block_unpack(&c, row + te__blocks_bytes(f, k0), f);
             for (int i = 0; i < m; i++)
                 for (int p = 0; p < values; p += group) {
                     const int64_t at = ((int64_t)i * k + k0 + p) / 32;
@@ -103,12 +112,13 @@ static void blocks(int m, int n, int k, te_block_format f) {
                         const double term = (double)c.q[q] * a.q[(int64_t)i * k + k0 + q];
                         dot += term, size += fabs(term);
                     }
-                    const double scale = (double)c.scale[p / group] * (double)a.scale[at];
+                    const double scale = of_row * (double)c.scale[p / group] * (double)a.scale[at];
                     const double offset = group == 32 ? (double)c.offset[p / group] * (double)a.scaled_sum[at] : 0;
                     /* AVX kernels subtract the zero point, at most 128, from the sum */
                     x.sum[i * n + j] += scale * dot + offset, x.terms[i * n + j] += fabs(scale) * (size + 128.0 * 127 * group / 8) + fabs(offset);
                 }
         }
+    }
     compare(&g, te_block_name(f));
 }
 
@@ -149,21 +159,27 @@ static void print_bits(void) {
         h = hash(hash(h, to, sizeof to), fp8, sizeof fp8);
     }
     printf("to 16 and 8 bits %016llx\n", (unsigned long long)h);
+    uint64_t before = 0;
     for (int f = TE_BLOCK_q8_0; f < TE_BLOCK_COUNT; f++) {
         const te_block_format format = (te_block_format)f;
+        if (f == TE_BLOCK_q6_k + 1) {
+            printf("block formats %016llx\n", (unsigned long long)h);
+            before = h, h = 14695981039346656037u;
+        }
         static float v[64 * 256];
         const size_t bytes = te_block_row_bytes(format, 64 * 256);
         uint8_t *const big = (uint8_t *)x.b;
         for (int i = 0; i < 64 * 256; i++) v[i] = uniform() * (float)(1 + i / 256);
-        if (te_block_values(format) == 32) { /* k-quants are not promised to have the same bits */
+        if (te_block_values(format) < TE_BLOCK_MAX_VALUES) { /* k-quants are not promised to have the same bits */
             te_quantize_row(big, v, 64 * 256, format);
             h = hash(h, big, bytes);
         }
-        draw_blocks(big, bytes, format);
+        if (f <= TE_BLOCK_q6_k) draw_row(big, 64 * 256, format);
         te_dequantize_row(v, big, 64 * 256, format);
         h = hash(h, v, sizeof v);
     }
-    printf("block formats %016llx\n", (unsigned long long)h);
+    printf("mxfp4, int4, int8 %016llx\n", (unsigned long long)h);
+    h = before;
     for (uint32_t i = 0; i < 4096; i++) {
         uint32_t word[4];
         te_philox(word, 1234567890123u + i, (uint64_t)i << 20, i & 7, i);

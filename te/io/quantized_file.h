@@ -2,19 +2,20 @@
  * as GPTQ, AWQ and gpt-oss store them, or are cast to a format of blocks while they are read. Tables as in packed.h.
  *
  * Do this:
- *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}, ...};
- *     te_block_weights w;                                                // stays as long as the instance
- *     te_quantized_source from = te_quantized_source_of(&file);          // file: mapped by te_safetensors_map; stays,
- * too from.cast = TE_BLOCK_int4_128;                                     // for weights that are not in few bits
- *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 7, "model.layers.0.", &from, &ctx));
- *     te_quantized_print(stdout, &w, &block.model);                      // formats, and the errors of casts
+ *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}};
+ *     te_block_weights w;                                 // stays as long as the instance
+ *     te_quantized_source from = te_quantized_source_of(&file); // file: mapped by te_safetensors_map; stays, too
+ *     from.cast = TE_BLOCK_int4_128;                      // for weights that are not in few bits
+ *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 1, "model.layers.0.", &from, &ctx));
+ *     te_quantized_print(stdout, &w, &block.model);       // formats, and the errors of casts
  *     te_block_weights_release(&w, &ctx);
  *
  * For a name that ends with .weight or has no such end, these tensors are looked for, in this order:
- *     the name itself             F32, F16 or BF16: cast, if it is a weight of a linear or an embedding, else converted
- *     <name>_blocks, <name>_scales   MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols /
- * 32] qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
- *                                 (its form for gemm), I32 [cols, rows / 8]
+ *     the name itself            F32, F16 or BF16: cast, if it is a weight of a linear or an embedding, else converted
+ *     <name>_blocks, <name>_scales
+ *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32]
+ *     qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
+ *                                (its form for gemm), I32 [cols, rows / 8]
  * Their codes and scales stay as they are (values are computed in f32, from codes, zero points and scales in 16 bits):
  * the formats are int4 or int4z in blocks of 128, 64 or 32, the largest that divides the file's groups, and mxfp4.
  *

@@ -176,10 +176,10 @@ TE_API void te__repack_rows(uint8_t *to, const uint8_t *from, int64_t rows, int6
         for (size_t at = 0; at < te__blocks_bytes(f, cols); at += block, to += TE_CELL_ROWS * block)
             te__repack_cell(to, first + at, stride, count, f);
         if (f != TE_BLOCK_int8) continue;
-        memset(to, 0, TE_CELL_ROWS * TE_BLOCK_ROW_SCALE);
+        memset(to, 0, (size_t)TE_CELL_ROWS * TE_BLOCK_ROW_SCALE);
         for (int r = 0; r < count; r++)
             memcpy(to + r * TE_BLOCK_ROW_SCALE, first + (size_t)r * stride + cols, TE_BLOCK_ROW_SCALE);
-        to += TE_CELL_ROWS * TE_BLOCK_ROW_SCALE;
+        to += (size_t)TE_CELL_ROWS * TE_BLOCK_ROW_SCALE;
     }
 }
 

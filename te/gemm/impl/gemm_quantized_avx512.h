@@ -301,7 +301,7 @@ TE_FN int te__x86_zero(te_block_format f) {
  * weight). f: the weight's format, a compile-time constant. */
 TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
-    const int groups = is_k ? TE_BLOCK_MAX_VALUES / TE__GROUP : te__x86_values(f) / TE__GROUP;
+    const int groups = (is_k ? (int)TE_BLOCK_MAX_VALUES : te__x86_values(f)) / (int)TE__GROUP;
     const int bytes = te_block_bytes(f), signed_codes = te__x86_zero_bits(f) == 7;
     for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
         uint8_t scale[8], min[8];

@@ -47,7 +47,7 @@ struct te__cells_of {
                                                                                 : 0,
         SCALES = GROUPS * (LOW + HIGH), /* where a cell's scales begin */
         /* bytes of the rows' scales behind the cells of 16 rows */
-        ROW_SCALES = F == TE_BLOCK_int8 ? TE_CELL_ROWS * TE_BLOCK_ROW_SCALE : 0,
+        ROW_SCALES = F == TE_BLOCK_int8 ? (int)TE_CELL_ROWS * (int)TE_BLOCK_ROW_SCALE : 0,
         /* 1: a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
         PAIRS = GROUPS > 1 && !IS_K,
         SPAN = PAIRS ? (int)GROUPS : 1, /* groups with a common scale, if that is not the row's */
