@@ -16,10 +16,10 @@
  *
  * The marks compute nothing. In forward no fusion crosses a mark, so that both runs of a region use the same kernels.
  * Therefore the results are bitwise identical to those of the same plan without recomputation (on the host with
- * -DTE_CBLAS: on as many threads). In backward a fusion may cross a mark, and inference ignores the marks. Regions do
- * not nest. If a fork lies inside a region, its add must lie inside the region, too, unless the fork is the region's
- * first op. (cross_entropy, ..) and (output, ..) must stand outside of regions. Each mark counts as one op towards the
- * maximum length of a list.
+ * -DTE_CBLAS: on as many threads; on CUDA a fused GEMM that saves its activation's input has another order of sums). In
+ * backward a fusion may cross a mark, and inference ignores the marks. Regions do not nest. If a fork lies inside a
+ * region, its add must lie inside the region, too, unless the fork is the region's first op. (cross_entropy, ..) and
+ * (output, ..) must stand outside of regions. Each mark counts as one op towards the maximum length of a list.
  */
 #ifndef TE_OPS_RECOMPUTE_H
 #define TE_OPS_RECOMPUTE_H
