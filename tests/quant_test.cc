@@ -311,7 +311,7 @@ std::vector<weight> one(te_block_format f, int64_t n, int64_t k, source &s) {
 TEST_CASE("values of each format are those of its definition, bit by bit") {
     source s(fresh_seed());
     CHECK(std::string(te_block_name(TE_BLOCK_q6_k)) == "q6_k");
-    CHECK(std::string(te_block_name((te_block_format)99)) == "unknown");
+    CHECK(std::string(te_block_name(TE_BLOCK_COUNT)) == "unknown");
     CHECK(te_block_bytes(TE_BLOCK_COUNT) == 0);
     CHECK(te_block_row_bytes(TE_BLOCK_q5_k, 1024) == 4 * 176);
     for (const te_block_format f : formats) {
