@@ -12,7 +12,8 @@
  * e2m1 and e8m0 are formats of the OCP Microscaling Formats (MX) Specification 1.0; ue4m3 is the format of the scales
  * of NVFP4 (CUDA's CUDA_R_8F_UE4M3). All conversions use integer instructions and additions of floats, so the results
  * are bitwise identical on the host and on every GPU. They are those of PTX's cvt to .e2m1x2 and .ue8m0x2 with
- * .satfinite: a NaN becomes 6 in e2m1. te/te.h does not include this header, because only microscaling.h needs it.
+ * .satfinite: a NaN becomes 6 in e2m1. Here are also the largest magnitudes of vectors, without NaNs, from which a
+ * block's scale is computed. te/te.h does not include this header, because only microscaling.h needs it.
  */
 #ifndef TE_SMALL_DTYPES_H
 #define TE_SMALL_DTYPES_H
@@ -144,6 +145,52 @@ TE_BOTH float te_inverse_of_e8m0(uint8_t code) {
     return te_float_of_bits(code == 0xffu   ? 0x7fffffffu
                             : code == 0xfeu ? 0x400000u
                                             : (uint32_t)(254 - code) << 23);
+}
+
+/* ---- the largest magnitude of a block ---------------------------------------------------------------------------- */
+
+/* Return the larger magnitudes of the halves of a and b, which are magnitudes of the 16-bit format t; NaNs are
+ * ignored, except that two NaNs make a NaN. */
+TE_FN uint32_t te__max_numbers_16x2(uint32_t a, uint32_t b, te_dtype t) {
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
+    uint32_t m;
+    if (t == TE_bf16) asm("max.bf16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(m) : "r"(a), "r"(b));
+    return m;
+#else
+    const uint32_t infinity = t == TE_bf16 ? 0x7f80u : 0x7c00u;
+    uint32_t m = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        const uint32_t x = a >> shift & 0xffffu, y = b >> shift & 0xffffu;
+        m |= (x > infinity ? y : y > infinity || x > y ? x : y) << shift;
+    }
+    return m;
+#endif
+}
+/* Set each element of *max to the larger one of itself and of the magnitude of the same element of *e, as
+ * te_vec8_max_magnitudes does, but ignore NaNs. *max must be all zeros before the first call. */
+TE_FN void te_vec8_max_numbers(te_vec8 *max, const te_vec8 *e, te_dtype t) {
+    TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
+        const float x = te_float_of_bits(e->w[k] & 0x7fffffffu), m = te_float_of_bits(max->w[k]);
+        max->w[k] = t == TE_f32 ? te_bits_of_float(x > m ? x : m)
+                                : te__max_numbers_16x2(max->w[k], e->w[k] & 0x7fff7fffu, t);
+    }
+}
+/* Return the largest magnitude of the eight elements of *e; NaNs are ignored. */
+TE_FN float te_vec8_largest(const te_vec8 *e, te_dtype t) {
+    float v[8], m = 0.0f;
+    te_vec8 pair;
+    if (t == TE_f32) {
+        te_vec8_floats(v, e, t);
+        TE_UNROLL for (int k = 0; k < 8; k++) m = fabsf(v[k]) > m ? fabsf(v[k]) : m;
+        return m;
+    }
+    pair.w[0] = 0;
+    TE_UNROLL for (int k = 0; k < 4; k++)
+        pair.w[0] = te__max_numbers_16x2(pair.w[0], e->w[k] & 0x7fff7fffu, t);
+    pair.w[1] = pair.w[2] = pair.w[3] = 0;
+    te_vec8_floats(v, &pair, t);
+    return v[0] > v[1] ? v[0] : v[1];
 }
 
 #endif

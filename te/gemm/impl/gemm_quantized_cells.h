@@ -147,7 +147,7 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
 }
 /* The lane's low bits of a group: in formats of 8 bits four words, in others two. step: the first byte of the step. */
 template <te_block_format F>
-TE_FN uint4 te__cell_words(const char *step, int group, int lane) {
+TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
     const int in_cell = group % cells::GROUPS;
     const char *low =
@@ -158,13 +158,13 @@ TE_FN uint4 te__cell_words(const char *step, int group, int lane) {
 }
 /* The lane's low bits of groups `group`, an even number, and group + 1, in a format with PAIRS. */
 template <te_block_format F>
-TE_FN uint4 te__cell_words_of_pair(const char *step, int group, int lane) {
+TE_FN uint4 te__cell_low_bits_of_pair(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
     return *(const uint4 *)(const void *)(step + group / cells::GROUPS * cells::CELL +
                                           te__cell_low_at(F, group % cells::GROUPS) + lane * 16);
 }
-/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. w: te__cell_words; minus_zero: that
- * of both rows. */
+/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. w: te__cell_low_bits; minus_zero:
+ * that of both rows. */
 template <te_block_format F, te_dtype M>
 TE_FN void te__cell_codes(uint32_t q[2][4], const uint4 w, const uint32_t minus_zero[2], const char *step, int group,
                           int lane) {
@@ -327,7 +327,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         uint32_t q[2][4];
         if (group >= groups) break;
         const uint32_t zero[2] = {te__dequantize_zero<F>(zero_point[0][i]), te__dequantize_zero<F>(zero_point[1][i])};
-        te__cell_codes<F, TE_bf16>(q, te__cell_words<F>(at, group, lane), zero, at, group, lane);
+        te__cell_codes<F, TE_bf16>(q, te__cell_low_bits<F>(at, group, lane), zero, at, group, lane);
         TE_UNROLL for (int upper = 0; upper < 2; upper++) {
             float v[8];
             te__dequantize_group(v, q[upper], scale[upper][i], offset[upper][i]);
@@ -360,7 +360,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         TE_UNROLL for (int j = 0; j < 4; j++)
             if (j == group % 4) zero_of_group = zero_point[j];
         const uint32_t zero[2] = {te__dequantize_zero<F>(zero_of_group), te__dequantize_zero<F>(zero_of_group)};
-        te__cell_codes<F, TE_bf16>(q, te__cell_words<F>(at, group, of_lane), zero, at, group, of_lane);
+        te__cell_codes<F, TE_bf16>(q, te__cell_low_bits<F>(at, group, of_lane), zero, at, group, of_lane);
         TE_UNROLL for (int j = 0; j < 4; j++) {
             codes[j] = in_cell < 8 ? q[0][j] : q[1][j];
             if (j == group % 4) s[0] = scale[j][0], s[1] = scale[j][1], o = offset[j];

@@ -379,7 +379,7 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
         te__quantized_expand_q6_k(expanded, stage);
     if (cells::IS_K) __syncwarp();
     te__quantized_scales s;
-    uint4 words;
+    uint4 low;
     float part[N][2][4]; /* sums of a span: of the first and of the second half of each group */
     TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
         uint32_t q[2][4];
@@ -388,18 +388,18 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
             TE_UNROLL for (int i = 0; i < 8 * N; i++) part[i / 8][i / 4 % 2][i % 4] = 0;
         }
         if (!cells::PAIRS)
-            words = te__cell_words<F>(stage, group, lane);
+            low = te__cell_low_bits<F>(stage, group, lane);
         else if (group % 2)
-            words.x = words.z, words.y = words.w;
+            low.x = low.z, low.y = low.w;
         else
-            words = te__cell_words_of_pair<F>(stage, group, lane);
-        te__cell_codes<F, M>(q, words, s.minus_zero, stage, group, lane);
+            low = te__cell_low_bits_of_pair<F>(stage, group, lane);
+        te__cell_codes<F, M>(q, low, s.minus_zero, stage, group, lane);
         const uint32_t first[4] = {q[0][0], q[1][0], q[0][1], q[1][1]},
                        second[4] = {q[0][2], q[1][2], q[0][3], q[1][3]},
                        min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const uint4 b = te__quantized_operand<F>(x + group * 64 + tile * x_tile);
-            /* with one column tile two chains of mma, if they are long */
+            /* with one column tile and many steps the two mma add to two sums, so that neither waits for the other */
             float *const of_second = part[tile][cells::HALVES || TWO_CHAINS];
             te__mma_sync(part[tile][0], first, b.x, b.y, M);
             te__mma_sync(of_second, second, b.z, b.w, M);

@@ -195,7 +195,7 @@ TE__AVX2_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activatio
 }
 /* For formats with blocks of 32, 64 or 128 values: sets out[i] to the dot product of the weight's row at w and row
  * row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. Groups with even and with odd
- * numbers are added to separate sums, because two independent chains of additions hide the latency of an addition. */
+ * numbers are added to separate sums, because an addition to one sum need not wait for that to the other. */
 TE__AVX2_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
                                     int count, te_block_format f) {
     const int64_t groups = a->k / TE__GROUP;
