@@ -22,6 +22,7 @@
 
 #include "core/base.h"              /* the checks of the compiler's options, before the first header of the system */
 
+#include "cache/cache.h"            /* te_cache, (cache, ..) of attention */
 #include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"         /* TE_INFERENCE, TE_DECLARE_INFERENCE, TE_DEFINE_INFERENCE */
 #include "fuse/quantized_weights.h" /* te_use_quantized: weights in few bits */

@@ -1,5 +1,5 @@
 /* te.h -- the library: Transformer kernels, header-only, in C11 and CUDA. This include is all that training needs.
- * What only inference needs is in infer.h: generation, sampling, files of caches, GGUF files, weights in few bits. A
+ * What only inference needs is in infer.h: key-value caches, generation, sampling, GGUF files, weights in few bits. A
  * program that does both includes te.h and then infer.h. The ops of a mixture of experts are in moe.h.
  *
  * Do this:

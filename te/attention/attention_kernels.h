@@ -19,8 +19,9 @@
  * lead to bitwise identical results, unless te_context.attention_nondeterministic is set.
  *
  * This header also has small kernels that run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
- * TE_ATTENTION_CACHE_STORE, TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS, in
- * impl/attention_cuda.h and impl/attention_host.h, computes the gradient of a score bias.
+ * TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS, in impl/attention_cuda.h and
+ * impl/attention_host.h, computes the gradient of a score bias. Attention over a key-value cache,
+ * TE_ATTENTION_CACHED_OF, is in impl/attention_cached.h.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H
@@ -86,207 +87,6 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
     b.heads = heads, b.buckets = buckets, b.max_distance = max_distance, b.bidirectional = bidirectional;
     return launch(ctx, te__grid_of(te_ceil_div(2 * max_distance + 1, TE_RELATIVE_BIAS_THREADS), heads), &b);
 }
-
-/* ---- storing keys and values in a cache --------------------------------------------------------------------------
- * This kernel copies the keys and values of the batch's rows to the pages of the cache; in the formats of 8 bits, it
- * rounds them. Memory traffic: for each row, kv_heads * (head_dim + value_dim) elements are read, and as many written.
- *
- * Do this, at file scope, then call name##_launch before the attention that reads the cache:
- *     // name, dtype, heads, kv_heads, head_dim, value_dim, te_cache_format
- *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
-/* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
- * TE_CACHE_STORE_AHEAD: the number of consecutive rows of which a thread copies the same vector (of up to 8 elements),
- * so that it has several loads in flight and computes the vector's place in a row once; TE_CACHE_STORE_VECTORS: how
- * many such vectors a block copies. In the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the
- * key or the value of one head), and a block rounds TE_CACHE_STORE_ROWS such rows. */
-enum {
-    TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
-    TE_CACHE_STORE_AHEAD = 4,
-    TE_CACHE_STORE_VECTORS = TE_CUDA ? (int)TE_CACHE_STORE_THREADS : 1 << 14,
-    TE_CACHE_STORE_LANES = TE_CUDA ? 32 : 1,
-    TE_CACHE_STORE_ROWS = TE_CUDA ? 8 : 1 << 12
-};
-
-typedef struct te__cache_store_shape { int heads, kv_heads, d, dv, format; te_dtype dtype; } te__cache_store_shape;
-TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, int d, int dv, te_dtype dtype,
-                                                       int format) {
-    te__cache_store_shape k;
-    k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.format = format, k.dtype = dtype;
-    return k;
-}
-/* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
- * is not to be stored; from: the offset of the key or value in qkv; to: its offset from the start of the cache's pages;
- * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle). */
-typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
-/* Returns how many rows of zeros follow the value of the last token of a sequence, whose index is `key`. */
-TE_FN int te__cache_zeros_behind(const te_attention_cache *c, int key) {
-    if (!c->zero_rows) return 0;
-    const int in_tile = key % c->zero_rows, in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
-    const int of_tile = c->zero_rows - 1 - in_tile, of_page = c->page_rows - 1 - in_page;
-    return of_tile < of_page ? of_tile : of_page;
-}
-/* Returns the offset, in qkv, of the key or the value of one head of a row. */
-TE_FN int64_t te__cache_source(int row, int is_value, int head, const te__cache_store_shape k) {
-    const int64_t width = (int64_t)(k.heads + k.kv_heads) * k.d + (int64_t)k.kv_heads * k.dv;
-    return row * width + (int64_t)(k.heads + (is_value ? k.kv_heads : head)) * k.d +
-           (is_value ? (int64_t)head * k.dv : 0);
-}
-TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_sequences *s, int row, int is_value,
-                                         int head, const te__cache_store_shape k) {
-    const int i = te_sequence_of(s, row, 0), past = a->cache.past[i], d = is_value ? k.dv : k.d;
-    const te_sequence rows = te_sequence_rows(s, i);
-    te__cache_place p;
-    p.key = past < 0 || row - rows.first >= rows.count ? -1 : past + row - rows.first;
-    p.from = te__cache_source(row, is_value, head, k);
-    if (p.key < 0) return p.to = 0, p.swizzle = 0, p;
-    p.to = te__cache_row(&a->cache, te__cache_pages(&a->cache, i),
-                         te__cache_head_rows(&a->cache, is_value, head, k.kv_heads, k.d, k.dv, k.format), p.key, d,
-                         k.format);
-    p.swizzle = te__cache_swizzle(p.key, d, k.dtype, k.format);
-    return p;
-}
-/* Return the number of vectors into which the keys and values of one row of qkv are divided. A vector has at most 8
- * elements. The vectors of each head's key come first, then those of each head's value. */
-TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
-    return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
-}
-/* A vector of up to 8 elements of a key or a value. head: its KV head; at, n: its first element in the row of this
- * head, and the number of its elements; d: the number of elements of the row. */
-typedef struct te__cache_vector { int is_value, head, at, n, d; } te__cache_vector;
-/* Returns the vector that has the number `vector` within its row of qkv, in the order of te__cache_store_vectors. */
-TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_shape k) {
-    const int key_vectors = k.kv_heads * ((k.d + 7) / 8);
-    te__cache_vector v;
-    v.is_value = vector >= key_vectors, v.d = v.is_value ? k.dv : k.d;
-    const int of = v.is_value ? vector - key_vectors : vector, in_head = (v.d + 7) / 8;
-    v.head = of / in_head, v.at = of % in_head * 8, v.n = v.d - v.at < 8 ? v.d - v.at : 8;
-    return v;
-}
-/* A sequence of the batch: its rows, how many of its tokens are in the cache, or -1, and its page numbers. */
-typedef struct te__cache_sequence {
-    te_sequence rows;
-    int past;
-    const int32_t *pages;
-} te__cache_sequence;
-TE_FN te__cache_sequence te__cache_sequence_of(const te_attention_args *a, const te_sequences *s, int row) {
-    const int i = te_sequence_of(s, row, 0);
-    te__cache_sequence q;
-    q.rows = te_sequence_rows(s, i), q.past = a->cache.past[i], q.pages = te__cache_pages(&a->cache, i);
-    return q;
-}
-/* Stores a vector of n elements of dtype t at p[i]. (For te_store8, whose vectors are floats, nvcc 13 splits the store
- * of 16 bytes here into four.) */
-TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int aligned, te_dtype t) {
-    float v[8];
-#if TE_CUDA
-    if (aligned && t != TE_f32) {
-        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((uint16_t *)p + i), "r"(e->w[0]), "r"(e->w[1]),
-                     "r"(e->w[2]), "r"(e->w[3])
-                     : "memory");
-        return;
-    }
-#endif
-    te_vec8_floats(v, e, t);
-    te_store8(p, i, v, n, aligned, t);
-}
-/* Copies one vector of TE_CACHE_STORE_AHEAD rows of qkv, from row `row` on, to the cache. Behind the value of the last
- * row of a sequence, also stores zeros (te_attention_cache.zero_rows). */
-TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, te__cache_vector v,
-                                  const te__cache_store_shape k) {
-    const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
-    const te_vec8 zeros = {{0, 0, 0, 0, 0, 0, 0, 0}};
-    te_vec8 e[TE_CACHE_STORE_AHEAD];
-    TE_UNROLL for (int u = 0; u < TE_CACHE_STORE_AHEAD; u++)
-        if (row + u < s->rows)
-            te_vec8_load(&e[u], a->qkv, te__cache_source(row + u, v.is_value, v.head, k) + v.at, v.n, aligned, k.dtype);
-    const int64_t rows = te__cache_head_rows(&a->cache, v.is_value, v.head, k.kv_heads, k.d, k.dv, k.format);
-    te__cache_sequence q = te__cache_sequence_of(a, s, row);
-    TE_UNROLL for (int u = 0; u < TE_CACHE_STORE_AHEAD; u++) {
-        if (row + u >= s->rows) return;
-        if (row + u - q.rows.first >= q.rows.count) q = te__cache_sequence_of(a, s, row + u);
-        const int in = row + u - q.rows.first, key = q.past + in;
-        if (q.past < 0 || in >= q.rows.count) continue;
-        const int64_t to = te__cache_row(&a->cache, q.pages, rows, key, v.d, k.format);
-        const int swizzle = te__cache_swizzle(key, v.d, k.dtype, k.format);
-        te__cache_store8(a->cache.pages, to + (v.at ^ swizzle * 8), &e[u], v.n, aligned, k.dtype);
-        const int count = v.is_value && in == q.rows.count - 1 ? te__cache_zeros_behind(&a->cache, key) : 0;
-        for (int j = 1; j <= count; j++)
-            te__cache_store8(a->cache.pages, to + (int64_t)j * v.d + v.at, &zeros, v.n, aligned, k.dtype);
-    }
-}
-/* Rounds the key or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the KV head for a
- * key, or kv_heads + the KV head for a value. g: the lanes that together process it. */
-TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequences *s, int row, int of,
-                                     const te__cache_store_shape k, te_lanes *g) {
-    const int is_value = of >= k.kv_heads, head = is_value ? of - k.kv_heads : of, d = is_value ? k.dv : k.d;
-    const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
-    const te__cache_place p = te__cache_place_of(a, s, row, is_value, head, k);
-    uint32_t bits = 0, w[2];
-    float v[8];
-    if (p.key < 0) return;
-    for (int at = g->id * 8; at < d; at += g->count * 8) {
-        te_load8(v, a->qkv, p.from + at, d - at < 8 ? d - at : 8, aligned, k.dtype);
-        bits = te_amax_bits8(bits, v);
-    }
-    /* NaN becomes infinity here, because te_lanes_max ignores NaN */
-    float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
-    te_lanes_max(&amax, g);
-    const te__cache_scales c = te__cache_scales_of(te_bits_of_float(amax), k.format);
-    if (g->id == 0) *te__cache_scale(&a->cache, p.to, p.key, d) = c.scale;
-    for (int at = g->id * 8; at < d; at += g->count * 8) {
-        const int n = d - at < 8 ? d - at : 8;
-        uint8_t *to = (uint8_t *)a->cache.pages + p.to + (at ^ p.swizzle * 16);
-        te_load8(v, a->qkv, p.from + at, n, aligned, k.dtype);
-        te__cache_quantize8(w, v, c.inverse, k.format);
-        if (aligned) ((uint32_t *)(void *)to)[0] = w[0], ((uint32_t *)(void *)to)[1] = w[1];
-        else for (int j = 0; j < n; j++) to[j] = (uint8_t)(w[j / 4] >> j % 4 * 8);
-    }
-}
-/* How the work of the kernel is divided. in_row: how many units `rows` rows of qkv have, where a unit is the key or the
- * value of one head of one row (8 bits), or the same vector of TE_CACHE_STORE_AHEAD rows (other formats); in_block: how
- * many units a block stores. */
-typedef struct te__cache_store_work { int rows, in_row, in_block; } te__cache_store_work;
-TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
-    te__cache_store_work w;
-    const int has_scales = TE__CACHE_HAS_SCALES(k.format);
-    w.rows = has_scales ? 1 : (int)TE_CACHE_STORE_AHEAD;
-    w.in_row = has_scales ? 2 * k.kv_heads : te__cache_store_vectors(k);
-    w.in_block = has_scales ? (int)TE_CACHE_STORE_ROWS : (int)TE_CACHE_STORE_VECTORS;
-    return w;
-}
-/* The body of the kernel that stores keys and values in a cache. Grid: one block for every
- * te__cache_store_work.in_block units, which are numbered row after row. */
-TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
-    int group;
-    const te_sequences s = te__attn_sequences(a);
-    if (TE__CACHE_HAS_SCALES(k.format)) {
-        te_lanes g = te_lanes_here(TE_CACHE_STORE_LANES, &group);
-        const int in_row = 2 * k.kv_heads, groups = TE_CACHE_STORE_THREADS / TE_CACHE_STORE_LANES;
-        const int64_t from = (int64_t)b.x * TE_CACHE_STORE_ROWS, all = (int64_t)s.rows * in_row;
-        for (int64_t j = from + group; j < te_min(all, from + TE_CACHE_STORE_ROWS); j += groups)
-            te__cache_store_quantized(a, &s, (int)(j / in_row), (int)(j % in_row), k, &g);
-        return;
-    }
-    const te_lanes g = te_lanes_here(TE_CACHE_STORE_THREADS, &group);
-    const int vectors = te__cache_store_vectors(k);
-    const int64_t first = (int64_t)b.x * TE_CACHE_STORE_VECTORS, before = first / vectors;
-    const int skipped = (int)(first - before * vectors);
-    for (int j = skipped + g.id; j < skipped + TE_CACHE_STORE_VECTORS; j += g.count) {
-        const int64_t row = (before + j / vectors) * TE_CACHE_STORE_AHEAD;
-        if (row >= s.rows) return;
-        te__cache_store_vector(a, &s, (int)row, te__cache_vector_of(j % vectors, k), k);
-    }
-}
-#define TE_ATTENTION_CACHE_STORE(name, dtype, heads, kv_heads, head_dim, value_dim, format)                          \
-    TE_KERNEL(name##_rows, TE_CACHE_STORE_THREADS, te_attention_args,                                                \
-        te__cache_store_body(te_args, te_at,                                                                         \
-                             te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype, format)))    \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
-        const te__cache_store_work w = te__cache_store_work_of(                                                      \
-            te__cache_store_shape_of(heads, kv_heads, head_dim, value_dim, TE_##dtype, format));                     \
-        const int64_t all = te_ceil_div(te__attn_sequences(a).rows, w.rows) * w.in_row;                              \
-        return name##_rows_launch(ctx, te__grid_of(te_ceil_div(all, w.in_block), 1), a);                             \
-    }
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
@@ -416,5 +216,13 @@ TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch
     t.row_max_logit = a->row_max_logit, t.max_logit = max_logit, t.layout = te__attn_fwd_sequence(a, varlen);
     return launch(ctx, te__grid_of(heads, 1), &t);
 }
+
+/* ---- attention over a key-value cache ----------------------------------------------------------------------------
+ * Its kernels are in impl/attention_cached.h, which redefines these macros; te/te.h leaves it out and te/infer.h has
+ * it. A list with the option cache does not compile without them; then these definitions prevent further errors behind
+ * the assertion that says so (te/ops/attention.h). */
+#define TE__HAS_CACHED_ATTENTION 0
+#define TE_ATTENTION_CACHED_OF(name, ...) \
+    TE_UNUSED static te_status (*const name##_launch)(te_context *, const te_attention_args *) = 0;
 
 #endif

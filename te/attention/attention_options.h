@@ -158,6 +158,10 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
 
 #if TE_CUDA
+/* The member `type` is A if `first` is true, else B. */
+template <bool first, class A, class B> struct te__choose_type { typedef A type; };
+template <class A, class B> struct te__choose_type<false, A, B> { typedef B type; };
+
 #define TE__ATTENTION_VARIANT__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias,        \
                                 bias_dim0, bias_dim1, max_logit, value, fp8_output, cached, ...)                     \
     struct name##_variant {                                                                                          \

@@ -26,13 +26,12 @@
 #ifndef TE_CACHE_H
 #define TE_CACHE_H
 
-#include "../attention/attention_options.h" /* te_attention_cache, te_attention_options, te__cache_max_splits */
-#include "../core/lanes.h"                  /* te_lanes, te_block_sync */
-#include "../plan/impl/call_checks.h"       /* te__check_sequences */
-#include "../plan/model.h"                  /* te_model, te_plan, te_op */
+#include "../attention/impl/attention_cached.h" /* TE_ATTENTION_CACHED_OF, for lists with (cache, ..) */
+#include "../core/lanes.h"                      /* te_lanes, te_block_sync */
+#include "../plan/impl/call_checks.h"           /* te__check_sequences */
+#include "impl/cache_tables.h"                  /* te_cache, te_cache_tables, te_cache_layer */
 
 enum {
-    TE_CACHE_MAX_LAYERS = 256,
     TE_CACHE_MAX_PAGES = 1 << 24,
     /* In te_batch.slots: marks a sequence whose rows only fill up the batch, for instance to the size of a captured
      * graph. */
@@ -59,66 +58,6 @@ TE_API te_cache_config te_cache_defaults(void) {
     c.sequences = 1, c.capacity = 2048, c.page_rows = 0, c.pages = 0, c.decode_rows = 1;
     return c;
 }
-
-/* A layer: the part of the cache that contains the keys and values of one attention of a model. Each page of the cache
- * has a part for each layer. It contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
- * values, [kv_heads, page_rows, value_dim], in the format with which the attention was declared
- * (te_attention_cache). */
-typedef struct te_cache_layer {
-    const te_model *model;
-    int op;
-    te_cache_format format;
-    /* the distance from the start of one page to the start of the next, in elements of the list's dtype or, in the
-     * formats of 8 bits, in bytes */
-    int64_t page_elements;
-    char *pages;           /* the address of this layer's part of page 0 */
-} te_cache_layer;
-
-/* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
-typedef struct te_cache_tables {
-    /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has a single page; table_width: the number
-     * of entries in each row of `table` */
-    int sequences, capacity, page_rows, page_shift, pages, table_width;
-    /* [sequences]: the number of tokens that each sequence has in the cache, with the new tokens of the last
-     * te_cache_begin */
-    int32_t *length;
-    /* [sequences, table_width]: the numbers of the pages of each sequence, in the order of its tokens */
-    int32_t *table;
-    int32_t *use_count; /* [pages]: the number of sequences that use each page */
-    int32_t *free_page; /* [pages]: a stack of the numbers of the pages that no sequence uses */
-    int32_t *free_count; /* the number of pages on the stack free_page */
-    /* the errors since the last te_cache_check, as a combination of the bits TE_CACHE_FULL, TE_CACHE_TOO_LONG and
-     * TE_CACHE_NO_SLOT */
-    int32_t *status;
-    /* [2]: te_cache_truncate and te_cache_fork copy page copy[0] to page copy[1]; both are -1 if nothing is to be
-     * copied */
-    int32_t *copy;
-    char *pages_memory; /* [pages, page_bytes] */
-    int64_t page_bytes;
-    int32_t *slot;      /* [sequences]: for each sequence of the current batch, its index in the cache */
-    /* [sequences]: for each sequence of the current batch, how many of its tokens were in the cache before the batch;
-     * -1: its new tokens did not fit, or its slot is TE_CACHE_PADDING */
-    int32_t *past;
-    /* memory in which the decoding kernel stores partial results (te_attention_cache) */
-    float *partials;
-    int decode_rows;
-} te_cache_tables;
-
-/* the errors, as bits of *te_cache_tables.status: no page is free; a sequence has more tokens than the capacity; a slot
- * does not exist */
-enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 };
-
-typedef struct te_cache {
-    te_cache_tables t;
-    /* the address of this struct when it was initialised, by which a call detects that the struct was moved */
-    const struct te_cache *at;
-    int layer_count;
-    te_cache_layer layer[TE_CACHE_MAX_LAYERS];
-} te_cache;
-
-/* Return the array te_cache_tables.past of the batch's cache: how many tokens of each sequence were in the cache before
- * the batch. Null if the batch has no cache. */
-TE_API const int32_t *te__cache_past(const te_batch *b) { return b && b->cache ? b->cache->t.past : 0; }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -417,11 +356,6 @@ TE_KERNEL_IF_USED(te__cache_clear, TE_CACHE_THREADS, 1, te_cache_args, te__cache
 
 /* ---- for programs ------------------------------------------------------------------------------------------------ */
 
-TE_API te_status te__cache_check_ready(const te_cache *c, const char *who, te_context *ctx) {
-    TE_TRY(te__check_target(ctx, who));
-    TE_REQUIRE(c && c->at == c, ctx, TE_ERROR_STATE, "%s: the cache has not been initialised, or moved since", who);
-    return TE_OK;
-}
 TE_API te_status te__cache_check_slot(const te_cache *c, int slot, const char *who, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, who, ctx));
     TE_REQUIRE(slot >= 0 && slot < c->t.sequences, ctx, TE_ERROR_VALUE, "%s: sequence %d of a cache of %d", who, slot,
@@ -540,25 +474,6 @@ TE_API te_status te_cache_check(const te_cache *c, te_context *ctx) {
                "te_cache: a sequence would have more than the cache's capacity of %d tokens", c->t.capacity);
     TE_REQUIRE(!status, ctx, TE_ERROR_MEMORY, "te_cache: none of the %d pages is free", c->t.pages);
     return TE_OK;
-}
-
-/* ---- for ops ----------------------------------------------------------------------------------------------------- */
-
-/* Return the layer of the cache that belongs to op i of model m; null if the cache was initialised without this
- * model. */
-TE_API const te_cache_layer *te__cache_layer_of(const te_cache *c, const te_model *m, int i) {
-    for (int k = 0; k < c->layer_count; k++)
-        if (c->layer[k].model == m && c->layer[k].op == i) return &c->layer[k];
-    return 0;
-}
-TE_API te_attention_cache te__cache_of_layer(const te_cache *c, const te_cache_layer *l) {
-    te_attention_cache a;
-    a.pages = l->pages, a.table = c->t.table, a.slot = c->t.slot, a.past = c->t.past;
-    a.page_elements = l->page_elements, a.page_rows = c->t.page_rows, a.page_shift = c->t.page_shift;
-    a.page_count = c->t.pages, a.table_width = c->t.table_width, a.partials = c->t.partials;
-    a.decode_rows = c->t.decode_rows, a.decode_stages = a.decode_cluster = 0;
-    a.capacity = c->t.capacity, a.zero_rows = a.short_rows = 0;
-    return a;
 }
 
 #endif

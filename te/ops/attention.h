@@ -18,7 +18,7 @@
 #ifndef TE_OPS_ATTENTION_H
 #define TE_OPS_ATTENTION_H
 
-#include "../cache/cache.h" /* te_cache, te__cache_layer_of */
+#include "../cache/impl/cache_tables.h" /* te_cache, te__cache_layer_of */
 #include "../attention/attention_kernels.h" /* TE_ATTENTION_FORWARD, TE_ATTENTION_BACKWARD, TE_ATTENTION_FORWARD_FP8 */
 #include "../plan/impl/gradients.h"              /* te_defer_column_sum */
 #include "../plan/impl/storage.h"                    /* te__output_of, te__finds_amax, te__policy */
@@ -207,7 +207,9 @@
      TE_ASSERT_NUMBER((TE_OPTION(op, scale, 1.0f)) > 0 && (TE_OPTION(op, scale, 1.0f)) < 3e38f,                      \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": scale must be a finite positive number");        \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                               \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) " needs a row for each token");                         \
+     static_assert(!TE__CACHED(op) || TE__HAS_CACHED_ATTENTION,                                                      \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": (cache, ..) needs te/infer.h");
 
 #define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \

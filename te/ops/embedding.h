@@ -26,7 +26,7 @@
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
 
-#include "../cache/cache.h" /* te__cache_past */
+#include "../cache/impl/cache_tables.h" /* te__cache_past */
 #include "../core/tensor_kernels.h"      /* te_fill */
 #include "../plan/dims.h"      /* TE_IS_WIDTH, TE_WIDTH_AT */
 #include "../plan/impl/gradients.h" /* te__accumulates */

@@ -25,7 +25,7 @@
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
 
-#include "../cache/cache.h" /* te__cache_past */
+#include "../cache/impl/cache_tables.h" /* te__cache_past */
 #include "../core/lanes.h"  /* te_lanes_here */
 #include "../core/target.h" /* TE_KERNEL */
 #include "../plan/op_list.h"   /* TE_OPTION */

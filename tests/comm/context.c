@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "te/te.h"
+#include "te/infer.h"
 #include "te/context_parallel.h"
 
 enum { WIDTH = 48, BATCH = 2, SEQ = 528, ROWS = BATCH * SEQ, COUNT = ROWS * WIDTH };

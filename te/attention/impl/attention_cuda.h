@@ -6,28 +6,27 @@
  *                      of these are true: te__attn_sm90_supports accepts the head size; there is no score bias;
  *                      in forward, there is no max_logit; in cross-attention, each query sees a key; in backward, there
  *                      is scratch memory. Else attention_sm80_forward.h and attention_sm80_backward.h (mma.sync).
- *     over a cache     On compute capability 9.0 attention_sm90_decode.h for a few new rows, attention_sm90_prefill.h
- *                      for more; the latter in 16 bits, under the same conditions as forward. In all other cases
- *                      attention_sm80_forward.h, for which another kernel has stored the new rows in the cache.
+ *     over a cache     attention_cached.h
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H
 #define TE_ATTENTION_CUDA_H
 
-#include "attention_sm90_decode.h"   /* bf16 and f16 on compute capability 9.0: decoding, a few new rows over a cache */
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch memory */
 #include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
-#include "attention_sm90_prefill.h"  /* bf16 and f16 on compute capability 9.0: many new rows over a cache */
 #include "attention_simt_f32.h"      /* f32 on every device */
 #include "attention_sm80_backward.h" /* bf16 and f16 on other devices: backward */
 #include "attention_sm80_forward.h"  /* bf16 and f16 on other devices: forward */
+
+/* The forward kernel over a cache, for many new rows; defined in attention_cached.h. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;
 
 /* The types of the kernels for compute capability 9.0. These kernels do not support a score bias nor, in forward,
  * max_logit. If one of these options is set, the alias passes f32 instead of the dtype: no such kernels exist for f32
  * (EXISTS is 0). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = typename te__choose_type<
-    F::CACHED, te__attn_sm90_prefill<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>,
+    F::CACHED, te__attn_sm90_cached<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>,
     te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>>::type;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
@@ -208,51 +207,6 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_f
     }
 };
 
-/* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and then
- * `merge` (attention_sm90_decode.h). Otherwise it runs `store` and then `prefill` (attention_sm90_prefill.h) or, where
- * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32: that of
- * attention_simt_f32.h). If only some sequences have few new rows, `decode` runs for these, and `prefill` or `fallback`
- * for the others. So which kernel processes a sequence does not depend on the other sequences of the batch. */
-typedef struct te__attn_cached_kernels {
-    te__attn_kernel fallback;
-    /* the kernel for decoding, which also stores the keys and values of the new rows in the cache */
-    te_sm90_kernel decode;
-    te_sm90_kernel prefill;
-    const void *merge;
-    /* stores the keys and values of the new rows in the cache; needed before `prefill` and `fallback` */
-    te_status (*store)(te_context *ctx, const te_attention_args *a);
-} te__attn_cached_kernels;
-
-template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_cached_dispatch {
-    static_assert(F::CACHED, "te: attention: the option cached is missing");
-    typedef te__attn_forward<T, HEADS, KV_HEADS, D, F> fallback;
-    typedef te__attn_sm90_decode<T, HEADS, KV_HEADS, D, F> decode;
-    typedef te__attn_wgmma_forward<T, HEADS, KV_HEADS, D, F> prefill;
-    typedef typename decode::merge merge;
-    static te_status launch(te_context *ctx, te__attn_cached_kernels *k, const te_attention_args *a, const char *name) {
-        TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
-        const int can_decode = decode::EXISTS && ctx->capability == 900 &&
-                               te__sm90_kernel_ready(&k->decode, decode::SHARED, ctx->device);
-        const int decode_rows = can_decode ? decode::rows(a) : 0;
-        if (a->seq <= decode_rows) return decode::launch(ctx, k->decode.kernel, k->merge, a, name);
-        const te__tensor_map_encode_fn encoder = prefill::EXISTS ? te__tensor_map_encoder(ctx) : 0;
-        const te__tensor_map_encode_fn encode =
-            encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
-        if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
-        te_attention_args args = *a;
-        /* if all sequences have the same number of new rows, none has few */
-        if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
-            args.cache.short_rows = args.seq = decode_rows;
-            TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));
-            args.seq = a->seq;
-        }
-        args.cache.zero_rows = encode ? prefill::KEYS : 0;
-        TE_TRY(k->store(ctx, &args));
-        if (encode) return prefill::launch(ctx, k->prefill.kernel, encode, &args, name);
-        return te__attn_enqueue<fallback>(ctx, &k->fallback, a->batch * HEADS, a->seq, &args, name);
-    }
-};
-
 typedef struct te__attn_backward_kernels {
     te__attn_kernel dq, dkdv;
     te_sm90_kernel wgmma;
@@ -430,26 +384,6 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
     TE_UNUSED static te__attn_forward_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},           \
                                                                 /* sm90 */ {(const void *)name##_sm90, 0, 0}};     \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
-        return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
-    }
-
-#define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                      \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
-    TE__ATTENTION_VARIANT(name, options)                                                                             \
-    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
-    typedef te__attn_cached_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;         \
-    TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
-    TE__ATTENTION_SHELL(name##_decode, name##_of::decode)                                                            \
-    TE__ATTENTION_SHELL(name##_prefill, name##_of::prefill)                                                          \
-    TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
-    TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
-                             (te__attn_value_dim<(head_dim), name##_variant>()), name##_variant::CACHE_FORMAT)       \
-    TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},            \
-                                                               /* decode */ {(const void *)name##_decode, 0, 0},     \
-                                                               /* prefill */ {(const void *)name##_prefill, 0, 0},   \
-                                                               /* merge */ (const void *)name##_merge,               \
-                                                               /* store */ name##_store_launch};                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                    \
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }

@@ -546,17 +546,6 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
             a);                                                                                                     \
     }
 
-/* Defines name##_launch, which stores the new keys and values in the cache, then runs forward, which reads them
- * there. */
-#define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
-    TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
-    TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
-                             te__attn_value_dim(head_dim, name##_kernel_variant()),                                 \
-                             name##_kernel_variant().cache_format)                                                  \
-    TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
-        TE_TRY(name##_store_launch(ctx, a));                                                                        \
-        return name##_kernel_launch(ctx, a);                                                                        \
-    }
 /* Defines name##_launch, which runs the dq kernel and then the dkdv kernel; the dq kernel comes first, because it
  * computes delta, which the dkdv kernel reads. */
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \

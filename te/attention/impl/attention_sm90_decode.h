@@ -88,10 +88,6 @@ struct te__decode_traits {
                   "te: attention: the stages of this head_dim exceed shared memory");
 };
 
-/* The member `type` is A if `first` is true, else B. */
-template <bool first, class A, class B> struct te__choose_type { typedef A type; };
-template <class A, class B> struct te__choose_type<false, A, B> { typedef B type; };
-
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* Copies rows of a page, or of q, to shared memory by TMA. No other block reads these rows of a page, so the L2 is told
