@@ -159,62 +159,55 @@
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
 
-/* Expands to the value of the op's option `name`, or to `otherwise` if the op does not have this option. An op may have
- * up to twelve arguments behind its kind and name; the macro compares the name with each of them. */
-#define TE_OPTION(op, name, otherwise) TE_OPTION_(name, otherwise, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
-#define TE_OPTION_(...) TE_OPTION__(__VA_ARGS__)
-#define TE_OPTION__(name, otherwise, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                           \
-    TE_SECOND(~ TE_VALUE_IF(name, a) TE_VALUE_IF(name, b) TE_VALUE_IF(name, c) TE_VALUE_IF(name, d) TE_VALUE_IF(name,  \
-        e)                                                                                                             \
-              TE_VALUE_IF(name, f) TE_VALUE_IF(name, g) TE_VALUE_IF(name, h) TE_VALUE_IF(name, i) TE_VALUE_IF(name, j) \
-              TE_VALUE_IF(name, k) TE_VALUE_IF(name, l), otherwise, ~)
+/* Expands to m(x, a) for each argument a of the op that stands behind its kind and name; there may be twelve. An op
+ * rarely has more than three, and the preprocessor spends most of its time on a list here, so the macro expands as few
+ * calls as suffice; further arguments are ~, which is no option. */
+#define TE_EACH_ARGUMENT(m, x, op) TE_JOIN1(TE__EACH_OF_, TE__ARGUMENT_GROUP op)(m, x, TE_STRIP op, ~, ~, ~, ~, ~, ~)
+/* The calls that suffice for the op with these parts, the kind and the name included: 0, 3, 6 or 12. */
+#define TE__ARGUMENT_GROUP(...) \
+    TE__ARGUMENT_GROUP_(__VA_ARGS__, 12, 12, 12, 12, 12, 12, 12, 12, 6, 6, 6, 3, 3, 3, 0, 0, ~)
+#define TE__ARGUMENT_GROUP_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, calls, ...) calls
+#define TE__EACH_OF_0(...)
+#define TE__EACH_OF_3(...) TE__EACH_OF_3_(__VA_ARGS__)
+#define TE__EACH_OF_3_(m, x, kind, op_name, a, b, c, ...) m(x, a) m(x, b) m(x, c)
+#define TE__EACH_OF_6(...) TE__EACH_OF_6_(__VA_ARGS__)
+#define TE__EACH_OF_6_(m, x, kind, op_name, a, b, c, d, e, f, ...) m(x, a) m(x, b) m(x, c) m(x, d) m(x, e) m(x, f)
+#define TE__EACH_OF_12(...) TE__EACH_OF_12_(__VA_ARGS__)
+#define TE__EACH_OF_12_(m, x, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                     \
+    m(x, a) m(x, b) m(x, c) m(x, d) m(x, e) m(x, f) m(x, g) m(x, h) m(x, i) m(x, j) m(x, k) m(x, l)
+
+/* Expands to the value of the op's option `name`, or to `otherwise` if the op does not have this option. */
+#define TE_OPTION(op, name, otherwise) TE_SECOND(~ TE_EACH_ARGUMENT(TE_VALUE_IF, name, op), otherwise, ~)
 #define TE_VALUE_IF(name, a) TE_IF_OPTION(a, TE_VALUE_IF_, TE_NOTHING)(name, a)
 #define TE_VALUE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), TE_TAKE_VALUE, \
     TE_NOTHING)(a)
 #define TE_TAKE_VALUE(a) , TE_SECOND(TE_STRIP a, ~)
 
 /* Expands to a constant expression: 1 if the op has the option `name`, else 0. */
-#define TE_HAS_OPTION(op, name) TE_HAS_OPTION_(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~)
-#define TE_HAS_OPTION_(...) TE_HAS_OPTION__(__VA_ARGS__)
-#define TE_HAS_OPTION__(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                   \
-    (0 TE_ONE_IF(name, a) TE_ONE_IF(name, b) TE_ONE_IF(name, c) TE_ONE_IF(name, d) TE_ONE_IF(name, e)   \
-         TE_ONE_IF(name, f) TE_ONE_IF(name, g) TE_ONE_IF(name, h) TE_ONE_IF(name, i) TE_ONE_IF(name, j) \
-             TE_ONE_IF(name, k) TE_ONE_IF(name, l))
+#define TE_HAS_OPTION(op, name) (0 TE_EACH_ARGUMENT(TE_ONE_IF, name, op))
 #define TE_ONE_IF(name, a) TE_IF_OPTION(a, TE_ONE_IF_, TE_NOTHING)(name, a)
 #define TE_ONE_IF_(name, a) TE_IF_MARKED(TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~)), +1, )
 
 /* Expands to `yes` if the op has the option `name`, whatever the option's value, else to `no`. TE_HAS_OPTION is
  * evaluated by the compiler, TE_IF_HAS by the preprocessor. */
-#define TE_IF_HAS(op, name, yes, no) \
-    TE_IF_MARKED(TE_HAS_MARK(name, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~), yes, no)
-#define TE_HAS_MARK(...) TE_HAS_MARK_(__VA_ARGS__)
-#define TE_HAS_MARK_(name, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                          \
-    TE_MARK_IF(name, a) TE_MARK_IF(name, b) TE_MARK_IF(name, c) TE_MARK_IF(name, d) TE_MARK_IF(name, e)     \
-        TE_MARK_IF(name, f) TE_MARK_IF(name, g) TE_MARK_IF(name, h) TE_MARK_IF(name, i) TE_MARK_IF(name, j) \
-            TE_MARK_IF(name, k) TE_MARK_IF(name, l)
+#define TE_IF_HAS(op, name, yes, no) TE_IF_MARKED(TE_EACH_ARGUMENT(TE_MARK_IF, name, op), yes, no)
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
 /* Expands to static_asserts that check the arguments of an op. as: the family whose facts (see "facts" below) list the
  * permitted options and the number of shapes. Errors are: an option that the family does not have, an option whose
  * value has the wrong type, and too many shapes. The messages name the model, the op and the option. */
-#define TE_CHECK_OPTIONS(model, as, op) TE_CHECK_OPTIONS_(model, as, op, TE_STRIP op, ~, ~, ~, ~, ~, ~, ~, ~, ~, ~, \
-    ~, ~, ~)
-#define TE_CHECK_OPTIONS_(...) TE_CHECK_OPTIONS__(__VA_ARGS__)
-#define TE_CHECK_OPTIONS__(m, as, op, kind, op_name, a, b, c, d, e, f, g, h, i, j, k, l, ...)                          \
-    static_assert(TE_COUNT_ARGS(TE_STRIP op) - 2 - (TE_IS_OPTION(a) + TE_IS_OPTION(b) + TE_IS_OPTION(c) +              \
-                      TE_IS_OPTION(d) + TE_IS_OPTION(e) + TE_IS_OPTION(f) + TE_IS_OPTION(g) + TE_IS_OPTION(h) +        \
-                      TE_IS_OPTION(i) + TE_IS_OPTION(j) + TE_IS_OPTION(k) + TE_IS_OPTION(l)) <= TE_SHAPES(as, op),     \
-                  "te: " TE_STRING(m) ": " TE_CALLED(op) " has more arguments than its kind takes");                   \
-    TE_KNOWN(m, as, op, a) TE_KNOWN(m, as, op, b) TE_KNOWN(m, as, op, c) TE_KNOWN(m, as, op, d) TE_KNOWN(m, as, op, e) \
-    TE_KNOWN(m, as, op, f) TE_KNOWN(m, as, op, g) TE_KNOWN(m, as, op, h) TE_KNOWN(m, as, op, i) TE_KNOWN(m, as, op, j) \
-    TE_KNOWN(m, as, op, k) TE_KNOWN(m, as, op, l)
-#define TE_IS_OPTION(a) TE_IF_OPTION(a, 1, 0)
+#define TE_CHECK_OPTIONS(m, as, op)                                                                                 \
+    static_assert(TE_COUNT_ARGS(TE_STRIP op) - 2 - (0 TE_EACH_ARGUMENT(TE_ONE_IF_OPTION, ~, op)) <= TE_SHAPES(as, op), \
+                  "te: " TE_STRING(m) ": " TE_CALLED(op) " has more arguments than its kind takes");                \
+    TE_EACH_ARGUMENT(TE_KNOWN, (m, as, op), op)
+#define TE_ONE_IF_OPTION(x, a) TE_IF_OPTION(a, +1, )
 #define TE_COUNT_ARGS(...) TE_COUNT_ARGS_(__VA_ARGS__, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, ~)
 #define TE_COUNT_ARGS_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, count, ...) count
 #define TE_SHAPES(as, op) TE_TUPLE_OR(TE_JOIN1(TE_SHAPES_, as)(op), 12)
-#define TE_KNOWN(m, as, op, a) TE_IF_OPTION(a, TE_KNOWN_, TE_NOTHING)(m, as, op, a)
-#define TE_KNOWN_(m, as, op, a)                                                                           \
+#define TE_KNOWN(x, a) TE_IF_OPTION(a, TE_KNOWN_, TE_NOTHING)(TE_STRIP x, a)
+#define TE_KNOWN_(...) TE_KNOWN__(__VA_ARGS__)
+#define TE_KNOWN__(m, as, op, a)                                                                          \
     TE_IF_TUPLE(TE_JOIN2(TE_TAKES_, as, TE_FIRST(TE_STRIP a, ~)), TE_TYPED, TE_UNKNOWN_OPTION)(m, as, op, \
         TE_FIRST(TE_STRIP a, ~), TE_SECOND(TE_STRIP a, ~, ~))
 #define TE_UNKNOWN_OPTION(m, as, op, option, value) \
