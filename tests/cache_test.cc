@@ -2,6 +2,7 @@
 // truncation, and what a batch is refused for.
 #include "harness.h"
 #include "te/te.h"
+#include "te/infer.h"
 
 // [rows, width] -> [rows, width]: positions from the cache, grouped queries, and each option of attention
 MODEL(plain_f32, f32, (linear, l, 48, 8 * 32), (rope, r, 4, 2, 32), (attention, a, 4, 2, 32, (cache, 1)), (linear, o, 128, 48))
