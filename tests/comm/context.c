@@ -33,7 +33,20 @@ enum { WIDTH = 48, BATCH = 2, SEQ = 528, ROWS = BATCH * SEQ, COUNT = ROWS * WIDT
     X(ring_varlen, f32, 4, 1, 12, 12, (context, ring), (varlen, 1), (cache, 1))          \
     X(ring_both, f32, 4, 2, 12, 12, (context, ring), (causal, 0), (sinks, 1))            \
     X(ring_value, f32, 4, 2, 12, 20, (context, ring), (value_dim, 20))                   \
-    X(ring_bf16, bf16, 4, 2, 64, 64, (context, ring), (sinks, 1), (softcap, 20.0f))
+    X(ring_bf16, bf16, 4, 2, 64, 64, (context, ring), (sinks, 1), (softcap, 20.0f))      \
+    X(ring_window, f32, 4, 2, 12, 12, (context, ring), (window_left, 70), (sinks, 1))    \
+    X(ring_window_near, f32, 4, 1, 12, 12, (context, ring), (window_left, 30))           \
+    X(ring_window_exact, f32, 4, 2, 12, 20, (context, ring), (window_left, 132), (softcap, 5.0f), (value_dim, 20)) \
+    X(ring_window_far, f32, 4, 4, 12, 12, (context, ring), (window_left, 333))           \
+    X(ring_window_all, f32, 4, 2, 12, 12, (context, ring), (window_left, 5000))          \
+    X(ring_window_own, f32, 4, 2, 12, 12, (context, ring), (window_left, 0))             \
+    X(ring_window_bf16, bf16, 4, 2, 64, 64, (context, ring), (window_left, 70))          \
+    X(heads, f32, 4, 4, 12, 12, (context, all_to_all))                                   \
+    X(heads_gqa, f32, 8, 4, 12, 12, (context, all_to_all), (sinks, 1), (softcap, 5.0f), (window_left, 70)) \
+    X(heads_alibi, f32, 8, 4, 12, 12, (context, all_to_all), (alibi, 1), (causal, 0))    \
+    X(heads_value, f32, 8, 8, 12, 20, (context, all_to_all), (value_dim, 20), (causal, 0), (window_right, 9)) \
+    X(heads_varlen, f32, 8, 4, 12, 12, (context, all_to_all), (varlen, 1), (sinks, 1))   \
+    X(heads_bf16, bf16, 8, 4, 64, 64, (context, all_to_all), (sinks, 1))
 #endif
 #define LIST(name, dtype, H, KV, D, V, ...)                                                                          \
     TE_SEQUENTIAL(name, dtype, (positions, at, SEQ, WIDTH), (rmsnorm, n, WIDTH),                                     \
