@@ -220,10 +220,6 @@ TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value 
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
 
-/* How the ranks of a context group compute the attention of sequences that they split (the option context of
- * te/ops/attention.h, te/context_parallel.h). */
-typedef enum te_cp_form { TE_CP_none, TE_CP_gather, TE_CP_ring, TE_CP_all_to_all } te_cp_form;
-
 /* The options of an op (attention, ..) or (cross_attention, ..) of a list, as numbers; te_op.options points to them. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
@@ -236,7 +232,6 @@ typedef struct te_attention_options {
     /* the options of these names, as the head of this file describes them */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
-    te_cp_form context;
 } te_attention_options;
 
 /* ---- keys and values in a cache ---------------------------------------------------------------------------------- */

@@ -150,6 +150,7 @@
 #define TE__CP_IN_ring ,
 #define TE__CP_IN_all_to_all ,
 /* The op's te_cp_form. */
+#define TE_CONTEXT_attention(op) (TE__CP_FORM(op))
 #define TE__CP_FORM(op) TE__IF_CP_OPTION(op, TE_JOIN1(TE_CP_, TE_OPTION(op, context, none)), TE_CP_none)
 #define TE__CP_CHECK(model, op)                                                                                      \
      static_assert(TE__IF_CP(op, 1, 0) == TE__IF_CP_OPTION(op, 1, 0),                                                \
@@ -167,7 +168,7 @@
 #define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                            \
     (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)), \
         TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op),       \
-        TE__BIAS_VARIANT(op), TE__VALUE_DIM(op, head_dim), TE__CP_FORM(op))
+        TE__BIAS_VARIANT(op), TE__VALUE_DIM(op, head_dim))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
@@ -307,18 +308,17 @@ TE_API int te__cp_splits(const te_run *r, const te_cp_kernels *k) {
     return k && te_cp_group(r->ctx)->size > 1 && (!r->batch || r->batch->context);
 }
 TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kernels *k) {
-    const te_attention_options *o = (const te_attention_options *)op->options;
-    const int ranks = te_cp_group(r->ctx)->size;
+    const int ranks = te_cp_group(r->ctx)->size, kv_heads = ((const te_attention_options *)op->options)->kv_heads;
     if (!r->batch || !r->batch->context || ranks == 1) return TE_OK;
     TE_REQUIRE(k, r->ctx, TE_ERROR_STATE,
                "%s: batch.context is 1, and attention %s was declared without (context, gather), ring or all_to_all",
                r->plan->name, op->name);
-    TE_REQUIRE(!r->batch->cu_seqlens || o->context == TE_CP_all_to_all, r->ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(!r->batch->cu_seqlens || op->context == TE_CP_all_to_all, r->ctx, TE_ERROR_VALUE,
                "%s: batch.context does not go with batch.cu_seqlens, unless attention %s has (context, all_to_all)",
                r->plan->name, op->name);
-    TE_REQUIRE(o->kv_heads % ranks == 0 || o->context != TE_CP_all_to_all, r->ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(kv_heads % ranks == 0 || op->context != TE_CP_all_to_all, r->ctx, TE_ERROR_SHAPE,
                "%s: the %d kv_heads of attention %s are not shared out evenly among the %d ranks of a context group, "
-               "as (context, all_to_all) needs; (context, ring) and gather do not", r->plan->name, o->kv_heads,
+               "as (context, all_to_all) needs; (context, ring) and gather do not", r->plan->name, kv_heads,
                op->name, ranks);
     return TE_OK;
 }
@@ -326,11 +326,10 @@ TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kern
  * of backward, and returns their heads. all_to_all has some heads of whole sequences; gather and ring have all heads of
  * two chunks of each sequence, which follow one another as sequences. */
 TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run *r, const te_op *op) {
-    const te_attention_options *o = (const te_attention_options *)op->options;
     const te_group *g = te_cp_group(r->ctx);
-    te_attention_heads h = {0, o->heads, 1};
-    if (o->context != TE_CP_all_to_all) return a->batch *= 2, a->seq /= 2, h;
-    h.count = o->heads / g->size, h.first = g->rank * h.count, h.ranks = g->size;
+    te_attention_heads h = {0, op->stats, 1};
+    if (op->context != TE_CP_all_to_all) return a->batch *= 2, a->seq /= 2, h;
+    h.count = op->stats / g->size, h.first = g->rank * h.count, h.ranks = g->size;
     if (!a->cu_seqlens) a->seq *= g->size;
     return h;
 }

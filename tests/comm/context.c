@@ -260,6 +260,19 @@ static te_status refusals(void) {
     return TE_OK;
 }
 
+/* The printed plan says what a list exchanges. */
+static te_status prints(const te_plan *plan, const char *words) {
+    static char text[1 << 14];
+    FILE *f = tmpfile();
+    TE_REQUIRE(f, &ctx, TE_ERROR_IO, "tmpfile");
+    te_plan_print(f, plan);
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    fclose(f), compared++;
+    if (!strstr(text, words)) wrong++, printf("%s: the plan does not print: %s\n", plan->name, words);
+    return TE_OK;
+}
+
 int main(int argc, char **argv) {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
@@ -273,6 +286,9 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = check(name##_plan());
     MODELS(CHECK)
     if (status == TE_OK) status = refusals();
+    if (status == TE_OK) status = prints(ring_plan(), "exchange dk, dv                                96 -> 96     f32");
+    if (status == TE_OK) status = prints(heads_varlen_plan(), "exchange q, k, v, y, dy                       384 ->");
+    if (status == TE_OK) status = prints(plain_plan(), "forward, 2 steps\n");
     if (status != TE_OK)
         printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (!rank)
