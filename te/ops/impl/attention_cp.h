@@ -443,7 +443,8 @@ TE_API te__cp_pieces te__cp_pieces_of(const te__cp_call *c, int t) {
     return p;
 }
 /* Adds to `transfers` the messages without a window, from rank to rank: the keys and values of step t (has_kv) and the
- * gradients of step t - 1 (has_sums). What arrives belongs to steps t + 1 and t. */
+ * gradients of step t - 1 (has_sums). What arrives belongs to steps t + 1 and t. Behind the last step the gradients are
+ * complete, and are sent to their owners from c->dkv to block 0, in the list's format. */
 TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, int t, int has_kv, int has_sums) {
     const int to = (c->rank + 1) % c->n, from = (c->rank + c->n - 1) % c->n;
     int count = 0;
@@ -451,10 +452,11 @@ TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, i
         te_transfer *x = &transfers[count];
         const int is_sum = k / 2, is_received = k % 2;
         if (!(is_sum ? has_sums : has_kv)) continue;
-        x->bytes = te__cp_block_elements(c) * (int64_t)(is_sum ? sizeof(float) : c->size);
+        x->bytes = te__cp_block_elements(c) * (int64_t)(is_sum && t < c->n ? sizeof(float) : c->size);
         x->peer = is_received ? from : to, x->is_received = is_received;
-        x->data = is_sum ? (void *)te__cp_block_sum(c, (t + 1 + is_received) % 2)
-                         : (void *)te__cp_block(c, (t + is_received) % 2);
+        x->data = t == c->n ? (is_received ? te__cp_block(c, 0) : c->dkv)
+                  : is_sum  ? (void *)te__cp_block_sum(c, (t + 1 + is_received) % 2)
+                            : (void *)te__cp_block(c, (t + is_received) % 2);
         count++;
     }
     return count;
@@ -552,16 +554,23 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
         }
         if (!p.count) TE_TRY(te__cp_ring_arrive(c, t));
     }
-    TE_TRY(te__cp_ring_pass(c, steps, 0, 1)); /* to the owners */
-    TE_TRY(te__cp_ring_arrive(c, steps));
+    const int has_window = c->left >= 0;
+    te_cp_sum_args s = te__cp_sum_of(c->dkv, c->kv_cols, c->dtype, te__cp_block_sum(c, (steps + 1) % 2), c->kv_cols,
+                                     TE_f32, 2 * c->chunk, c->kv_cols);
+    if (!has_window) TE_TRY(te__cp_sum_run(c, &s)); /* rounds once, before the gradients are sent */
+    TE_TRY(te__cp_ring_pass(c, steps, 0, 1));       /* to the owners, while dq is rounded */
     for (int j = 0; j < 2; j++) {
-        const float *dkv =
-            te__cp_block_sum(c, c->left < 0 ? steps % 2 : TE__CP_HOME) + (int64_t)j * c->chunk * c->kv_cols;
         const float *dq = c->dq_sum + (int64_t)j * c->chunk * c->q_cols;
-        te_cp_sum_args s =
-            te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, dkv, c->kv_cols, TE_f32, c->chunk, c->kv_cols);
-        TE_TRY(te__cp_sum_run(c, &s));
         s = te__cp_sum_of(te__cp_gradient(c, i, j, 0), width, c->dtype, dq, c->q_cols, TE_f32, c->chunk, c->q_cols);
+        TE_TRY(te__cp_sum_run(c, &s));
+    }
+    TE_TRY(te__cp_ring_arrive(c, steps));
+    const void *dkv = has_window ? (const void *)te__cp_block_sum(c, TE__CP_HOME) : (const void *)te__cp_block(c, 0);
+    const te_dtype dtype = has_window ? TE_f32 : c->dtype;
+    for (int j = 0; j < 2; j++) {
+        const char *of_chunk = (const char *)dkv + (size_t)((int64_t)j * c->chunk * c->kv_cols) * te_dtype_bytes(dtype);
+        s = te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, of_chunk, c->kv_cols, dtype, c->chunk,
+                          c->kv_cols);
         TE_TRY(te__cp_sum_run(c, &s));
     }
     return TE_OK;
