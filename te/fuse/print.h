@@ -207,8 +207,8 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of an exchange between the ranks of a context group. width: that of the rows that are sent; bytes: of a
- * row, sent once. */
+/* Print the line of an exchange between the ranks of a context group. width: that of the rows that are sent; bytes: the
+ * size of a row, sent once. */
 TE_API void te__print_exchange(FILE *f, const te_plan *p, const char *what, int width, size_t bytes, const char *how) {
     fprintf(f, "   c  %-42s %6d -> %-6d %-5s %8zu  %s\n", what, width, width, te_dtype_name(p->dtype), bytes, how);
 }

@@ -322,9 +322,9 @@ TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kern
                op->name, ranks);
     return TE_OK;
 }
-/* Sets a->batch and a->seq to the sizes by which lse and delta are laid out, [batch, heads, seq], after te_cp_kernels.run
- * of backward, and returns their heads. all_to_all has some heads of whole sequences; gather and ring have all heads of
- * two chunks of each sequence, which follow one another as sequences. */
+/* Sets a->batch and a->seq to the sizes by which lse and delta are laid out, [batch, heads, seq], after the run of
+ * backward (te_cp_kernels), and returns their heads. all_to_all has some heads of whole sequences; gather and ring have
+ * all heads of two chunks of each sequence, which follow one another as sequences. */
 TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run *r, const te_op *op) {
     const te_group *g = te_cp_group(r->ctx);
     te_attention_heads h = {0, op->stats, 1};

@@ -44,8 +44,8 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
                       ": with (context, gather) or ring a window or alibi needs (causal, 1)");
 
 /* The kernels of each form, whose launches te_cp_kernels names: TE__CP_KERNELS_<form>(direction, name, dtype, op).
- * all_to_all has one kv head (te/ops/impl/attention_cp_heads.h). The options of first are those of the op; rest and edge
- * have neither sinks, which each query counts once, nor the mask of the op. */
+ * all_to_all has one kv head (te/ops/impl/attention_cp_heads.h). The options of first are those of the op; rest and
+ * edge have neither sinks, which each query counts once, nor the mask of the op. */
 #define TE__CP_VARIANT_OF(op, left)                                                                                  \
     (left, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), 0)
 #define TE__CP_DEFINE(direction, name, dtype, op, variant)                                                           \

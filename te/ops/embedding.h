@@ -358,12 +358,13 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
-/* Returns the row of sequence s at `position` among the rows of this batch; -1: the sequence is shorter, or another rank
- * of the context group has the row. */
+/* Returns the row of sequence s at `position` among the rows of this batch; -1: the sequence is shorter, or another
+ * rank of the context group has the row. */
 TE_FN int64_t te__row_at(const te_embedding_args *a, int s, int position) {
     const te_sequence sequence = te_sequence_rows(&a->of, s);
+    const int rows = a->of.rows / (int)te_max(1, a->context.ranks); /* with cu_seqlens, of this rank */
     if (a->of.first && position >= sequence.count) return -1;
-    if (a->of.first) return te_cp_row(a->context, sequence.first + position, a->of.rows / (int)te_max(1, a->context.ranks));
+    if (a->of.first) return te_cp_row(a->context, sequence.first + position, rows);
     const int row = te_cp_row(a->context, position, a->of.max_seqlen);
     return row < 0 || row >= sequence.count ? -1 : sequence.first + row;
 }

@@ -35,7 +35,6 @@ enum { WIDTH = 48, BATCH = 2, SEQ = 528, ROWS = BATCH * SEQ, COUNT = ROWS * WIDT
     X(ring_value, f32, 4, 2, 12, 20, (context, ring), (value_dim, 20))                   \
     X(ring_bf16, bf16, 4, 2, 64, 64, (context, ring), (sinks, 1), (softcap, 20.0f))      \
     X(ring_window, f32, 4, 2, 12, 12, (context, ring), (window_left, 70), (sinks, 1))    \
-    X(ring_window_near, f32, 4, 1, 12, 12, (context, ring), (window_left, 30))           \
     X(ring_window_exact, f32, 4, 2, 12, 20, (context, ring), (window_left, 132), (softcap, 5.0f), (value_dim, 20)) \
     X(ring_window_far, f32, 4, 4, 12, 12, (context, ring), (window_left, 333))           \
     X(ring_window_all, f32, 4, 2, 12, 12, (context, ring), (window_left, 5000))          \

@@ -11,8 +11,9 @@
  *            sends the partial gradients of other ranks' chunks back to these ranks.
  *   ring     Keys and values arrive on a second stream while the rank computes with those of the step before. Partial
  *            outputs are merged by their log-sum-exp (te_cp_merge). Without a window, blocks travel from rank r to
- *            r + 1, and in backward their gradients with them, in f32. With a window, step d works on the chunk d before
- *            that of the queries, whose rank sends only the rows within the window, and gets their gradients back.
+ *            r + 1, and in backward their gradients with them, in f32. With a window, step d works on the chunk d
+ *            before that of the queries, whose rank sends only the rows within the window, and gets their gradients
+ *            back.
  *
  * All sums have a fixed order, so that results are the same in every run: gather adds partial gradients in the order of
  * the ranks, ring in the order of its steps.
@@ -61,7 +62,7 @@ TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te
 typedef struct te_cp_merge_args {
     float *sum;            /* [rows, heads * dim]: the output of the blocks so far, which becomes that of all */
     const float *lse;      /* [heads, rows]: the log-sum-exp of the blocks so far */
-    const void *part;      /* [part_rows, heads * dim]: of the rows from part_first on; the others do not see the block */
+    const void *part;      /* [part_rows, heads * dim]: of the rows from part_first on; others do not see the block */
     const float *part_lse; /* [heads, part_rows] */
     void *out;             /* [rows, heads * dim]: receives the new output, too; null: it is not the last block */
     float *new_lse;        /* [heads, rows], distinct from lse */
@@ -122,8 +123,8 @@ typedef struct te__cp_call {
     char *dq;                /* backward: [L, Q] */
     float *dq_sum, *dkv_sum; /* ring, backward: f32 sums, [L, Q] and blocks [L, KV] */
     char *part;              /* ring, forward: the output of one launch, [c, O] */
-    float *sum, *lse;        /* ring; forward: [L, O]; [2, 3, heads, c], lse: of the last launch, and two sums; backward,
-                              * with a window: [2, heads, c], lse and delta of a launch */
+    float *sum, *lse;        /* ring; forward: [L, O]; [2, 3, heads, c], lse: of the last launch, and two sums;
+                              * backward, with a window: [2, heads, c], lse and delta of a launch */
     void *scratch;           /* of the kernels of backward */
 } te__cp_call;
 
@@ -333,7 +334,9 @@ typedef struct te__cp_pieces {
 TE_API int64_t te__cp_block_elements(const te__cp_call *c) { return (int64_t)2 * c->chunk * c->kv_cols; }
 /* Block number k of c->kv, [2, c, KV]. Without a window block t % 2 has the keys and values of step t. With a window it
  * has those that have arrived for step t, and block 2 this rank's own. */
-TE_API char *te__cp_block(const te__cp_call *c, int k) { return c->kv + (size_t)(k * te__cp_block_elements(c)) * c->size; }
+TE_API char *te__cp_block(const te__cp_call *c, int k) {
+    return c->kv + (size_t)(k * te__cp_block_elements(c)) * c->size;
+}
 /* Block number k of c->dkv_sum. Without a window block t % 2 has the gradients of the keys of step t. With a window it
  * has those of step t that go to other ranks, block 2 those that arrive, and block 3 the sums of this rank's keys. */
 TE_API float *te__cp_block_sum(const te__cp_call *c, int k) { return c->dkv_sum + k * te__cp_block_elements(c); }

@@ -6,10 +6,10 @@
  *             te_cp_heads -> the output of this rank's rows
  *   backward  the same with qkv, the output and its gradient; the gradient of qkv returns
  *
- * A unit is a kv head of one sequence with the query heads that use it. All ranks have as many kv heads, and the kernels
- * are those of self-attention with one kv head, in which units are sequences. So the number of ranks is no constant of
- * the kernels, and options that depend on positions (windows, cu_seqlens) work as on one rank. Forward's lse stays with
- * the ranks of its heads.
+ * A unit is a kv head of one sequence with the query heads that use it. All ranks have the same number of kv heads, and
+ * the kernels are those of self-attention with one kv head, in which units are sequences. So the number of ranks is no
+ * constant of the kernels, and options that depend on positions (windows, cu_seqlens) work as on one rank. The lse of
+ * forward stays with the ranks of its heads.
  */
 #ifndef TE_ATTENTION_CP_HEADS_H
 #define TE_ATTENTION_CP_HEADS_H
@@ -30,8 +30,8 @@ typedef struct te_cp_columns {
 } te_cp_columns;
 typedef struct te_cp_heads_args {
     void *rows;   /* [batch, 2, chunk, row_width]: this rank's rows */
-    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: the same rows as units, by the rank that has the unit */
-    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units, of which its own rows are accessed */
+    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: the same rows as units of the other ranks */
+    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units; only its own rows are accessed */
     te_cp_columns columns;
     int batch, chunk, heads, rank, ranks; /* heads: the kv heads of a rank */
     int to_units, aligned;                /* to_units: 1: rows are copied to units; 0: units to rows */
@@ -53,8 +53,8 @@ TE_FN void te__cp_heads_block(const te_cp_heads_args *a, te_block b) {
         int p = 0, c = (int)(i % of_row) % vectors * 8;
         while (c >= k->part[p].width) c -= (k->part[p].width + 7) / 8 * 8, p++;
         const int n = k->part[p].width - c < 8 ? k->part[p].width - c : 8;
-        const int64_t unit = ((int64_t)(owner == a->rank ? 0 : owner) * a->batch + sequence) * a->heads + head % a->heads;
-        const int64_t at = owner == a->rank ? unit * 2 * a->ranks + chunk : unit * 2 + j;
+        const int64_t unit = (int64_t)sequence * a->heads + head % a->heads, of_rank = (int64_t)a->batch * a->heads;
+        const int64_t at = owner == a->rank ? unit * 2 * a->ranks + chunk : (owner * of_rank + unit) * 2 + j;
         const int64_t in_row = (int64_t)row * k->row_width + k->part[p].first + (int64_t)head * k->part[p].width + c;
         const int64_t in_unit = (at * a->chunk + in) * k->unit_width + k->part[p].at + c;
         void *const units = owner == a->rank ? a->units : a->others;
