@@ -68,7 +68,7 @@ typedef struct te_cp_merge_args {
     float *new_lse;        /* [heads, rows], distinct from lse */
     int rows, heads, dim, is_first; /* is_first: 1: there are no blocks before */
     int part_first, part_rows;
-    te_dtype dtype;                 /* of part and out */
+    te_dtype dtype; /* of part and out */
 } te_cp_merge_args;
 TE_FN void te__cp_merge_block(const te_cp_merge_args *a, te_block b) {
     int group;
@@ -322,8 +322,8 @@ TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attentio
 /* A launch of the ring: the queries are `rows` rows from row `row` on of chunk j of this rank. */
 typedef struct te__cp_piece {
     int j, row, rows, keys;
-    const char *kv;  /* [keys, KV] */
-    float *dkv;      /* backward: the sum to which their gradients are added */
+    const char *kv; /* [keys, KV] */
+    float *dkv;     /* backward: the sum to which their gradients are added */
     te_attention_launch_fn launch;
 } te__cp_piece;
 /* the launches of a step: three for each of the two chunks at most */
@@ -342,11 +342,11 @@ TE_API char *te__cp_block(const te__cp_call *c, int k) {
 TE_API float *te__cp_block_sum(const te__cp_call *c, int k) { return c->dkv_sum + k * te__cp_block_elements(c); }
 enum { TE__CP_OWN = 2, TE__CP_ARRIVED = 2, TE__CP_HOME = 3 }; /* blocks */
 
-/* Adds a launch to a step. place: the chunk, 0 or 1, of block kv and of block `sum` from whose row `key` on the keys
- * are. */
+/* A chunk of keys: chunk `place`, 0 or 1, of block number `block` of c->kv and of block number `sum` of c->dkv_sum. */
 typedef struct te__cp_keys {
     int block, sum, place;
 } te__cp_keys;
+/* Adds a launch to a step: all queries of chunk j, and `keys` keys of chunk k from row `key` on, which they all see. */
 TE_API te__cp_piece *te__cp_add_piece(te__cp_pieces *p, const te__cp_call *c, int j, te__cp_keys k, int key, int keys) {
     te__cp_piece *piece = &p->piece[p->count++];
     const int64_t at = ((int64_t)k.place * c->chunk + key) * c->kv_cols;
@@ -380,7 +380,7 @@ TE_API int te__cp_first_key(const te__cp_call *c, int d) { return (int)te_max(0,
 /* Step d: the keys are in the chunk d before that of the queries. Query i sees its rows from row i + d * chunk - left
  * on. These pairs are a triangle (edge), or all of them (rest), or a triangle and two rectangles. */
 TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) {
-    const int first = te__cp_first_key(c, d); /* of the first query */
+    const int first = te__cp_first_key(c, d);               /* of the first query */
     const int64_t beyond = c->left - (int64_t)d * c->chunk; /* 0 or more: the last query that sees all keys */
     const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* the queries of the first rectangle */
     for (int j = 0; j < 2; j++) {
@@ -528,8 +528,7 @@ TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, const te__cp_
 }
 /* Adds c->dkv, the gradients of a launch, to the sums of its keys. */
 TE_API te_status te__cp_ring_add(const te__cp_call *c, const te__cp_piece *p) {
-    te_cp_sum_args s =
-        te__cp_sum_of(p->dkv, c->kv_cols, TE_f32, c->dkv, c->kv_cols, c->dtype, p->keys, c->kv_cols);
+    te_cp_sum_args s = te__cp_sum_of(p->dkv, c->kv_cols, TE_f32, c->dkv, c->kv_cols, c->dtype, p->keys, c->kv_cols);
     s.accumulate = 1;
     return te__cp_sum_run(c, &s);
 }

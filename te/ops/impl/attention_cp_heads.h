@@ -83,10 +83,10 @@ TE_API te_cp_columns te__cp_columns_of(const te_attention_options *o, int is_qkv
 typedef struct te__cp_heads_call {
     te__cp_call c;
     const te_attention_options *options;
-    int heads, group;                 /* kv heads of this rank; query heads of a kv head */
-    int has_varlen;                   /* 1: the kernels have the option varlen */
-    char *others;                     /* te_cp_heads_args.others of one tensor */
-    char *qkv, *out, *dout, *dqkv;    /* te_cp_heads_args.units of four tensors; the last two in backward */
+    int heads, group;              /* kv heads of this rank; query heads of a kv head */
+    int has_varlen;                /* 1: the kernels have the option varlen */
+    char *others;                  /* te_cp_heads_args.others of one tensor */
+    char *qkv, *out, *dout, *dqkv; /* te_cp_heads_args.units of four tensors; the last two in backward */
 } te__cp_heads_call;
 /* Exchanges the chunks of units between the ranks of their rows and those of their heads: from h->others to `units` of
  * the other ranks (is_back 0), or back (1). */
