@@ -18,7 +18,7 @@ enum { WIDTH = 48, BATCH = 2, SEQ = 528, ROWS = BATCH * SEQ, COUNT = ROWS * WIDT
 
 /* X(name, dtype, heads, kv_heads, head_dim, value_dim, options of attention). Chunks have 132 and 66 rows, so windows
  * of 30 and 70 keys begin in a query's own chunk, in the one before, and in the one before that. */
-#ifndef MODELS /* -D'MODELS(X)=..' tests others, on a GPU fewer; `ring` must be one of them */
+#ifndef MODELS /* define it to test others, on a GPU fewer; ring, ring_varlen and heads_varlen must be among them */
 #define MODELS(X)                                                                        \
     X(gather, f32, 4, 4, 12, 12, (context, gather))                                      \
     X(gather_gqa, f32, 4, 2, 12, 12, (context, gather), (sinks, 1), (softcap, 5.0f))     \
