@@ -16,8 +16,11 @@
  * the data group, over which gradients are summed, so the optimizer, te_buckets and ZeRO-1 need not know it either.
  * With batch.context = 0, and on one rank, the list runs on whole sequences.
  *
- * (context, gather)   gathers keys and values, with a window only those within it; takes memory for a whole sequence
- *     (context, ring)     passes keys and values from rank to rank while it computes; takes memory for two ranks' part
+ *     (context, gather)      gathers keys and values, with a window only those within it; takes memory for a whole
+ *                            sequence
+ *     (context, ring)        receives keys and values in steps while it computes; takes memory for two ranks' part
+ *     (context, all_to_all)  exchanges rows of all heads for whole sequences of some heads; kv_heads is a multiple of
+ *                            the number of ranks
  */
 #ifndef TE_CONTEXT_PARALLEL_H
 #define TE_CONTEXT_PARALLEL_H

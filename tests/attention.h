@@ -126,7 +126,7 @@ struct sinks_of {
         const size_t heads = (size_t)s.heads;
         if (!s.f.sinks) return;
         buffer sum(c, TE_f32, heads * (size_t)te__attention_sinks_grad_blocks(a.cu_seqlens ? a.rows : a.batch * a.seq));
-        REQUIRE(te__attention_sinks_grad(c, s.sinks, &a, (float *)sum.data, s.heads, s.f.varlen) == TE_OK);
+        REQUIRE(te__attention_sinks_grad(c, s.sinks, &a, (float *)sum.data, s.heads, {0, s.heads, 1}, s.f.varlen) == TE_OK);
         const std::vector<double> parts = sum.read();
         const std::vector<uint8_t> first = sum.raw();
         for (size_t head = 0; head < heads; head++) {
@@ -136,7 +136,7 @@ struct sinks_of {
             CHECK(std::fabs(got - ref.dsinks[head]) <= 1e-4 * ref.dsinks_size[head]);
         }
         sum.poison();
-        REQUIRE(te__attention_sinks_grad(c, s.sinks, &a, (float *)sum.data, s.heads, s.f.varlen) == TE_OK);
+        REQUIRE(te__attention_sinks_grad(c, s.sinks, &a, (float *)sum.data, s.heads, {0, s.heads, 1}, s.f.varlen) == TE_OK);
         CHECK(sum.raw() == first);
     }
 };

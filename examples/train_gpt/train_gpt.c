@@ -42,7 +42,7 @@
 #include <unistd.h>
 
 #include "te/te.h"
-#ifdef GPT_CONTEXT /* -DGPT_CONTEXT=ring, or gather: how the processes of --cp exchange keys and values */
+#ifdef GPT_CONTEXT /* -DGPT_CONTEXT=ring, gather or all_to_all: what the processes of --cp exchange */
 #include "te/context_parallel.h"
 #define CONTEXT , (context, GPT_CONTEXT)
 #else

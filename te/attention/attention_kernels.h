@@ -128,8 +128,12 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
  * Memory traffic: lse and delta are read once, 8 bytes for each row and head. */
-/* the number of rows that one block adds up */
+/* TE_SINKS_ROWS: the number of this rank's rows for which there is a block */
 enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 };
+
+/* The heads in lse and delta: `count` heads of the op, from head `first` on, in the rows of `ranks` ranks. All heads of
+ * the rows of one rank, except with (context, all_to_all). */
+typedef struct te_attention_heads { int first, count, ranks; } te_attention_heads;
 
 typedef struct te_sinks_grad_args {
     const void *sinks;        /* the learnt logits, [heads] */
@@ -138,20 +142,22 @@ typedef struct te_sinks_grad_args {
      * gradient of sinks. */
     float *sum;
     te_attention_rows layout; /* the layout of lse and delta */
+    te_attention_heads heads; /* the heads in lse and delta; the sums of other heads are 0 */
+    int rows;                 /* the number of rows that one block adds up */
 } te_sinks_grad_args;
 typedef te_status (*te_sinks_grad_fn)(te_context *ctx, te_grid grid, const te_sinks_grad_args *a);
 
-/* The body of the kernel that computes partial sums of the gradient of sinks. Grid: (ceil(rows / TE_SINKS_ROWS),
- * heads). */
+/* The body of the kernel that computes partial sums of the gradient of sinks. Grid: (ceil(rows / a->rows), heads). */
 TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b, te_dtype dtype, int heads) {
     int group;
     te_lanes g = te_lanes_here(TE_SINKS_THREADS, &group);
-    const int head = b.y, first = b.x * TE_SINKS_ROWS, rows = te_sequence_first(&a->layout.of, a->layout.of.count);
-    const int end = rows - first < TE_SINKS_ROWS ? rows : first + TE_SINKS_ROWS;
+    const int head = b.y, first = b.x * a->rows, rows = te_sequence_first(&a->layout.of, a->layout.of.count);
+    const int is_here = head >= a->heads.first && head < a->heads.first + a->heads.count;
+    const int end = !is_here ? first : rows - first < a->rows ? rows : first + a->rows;
     const float sink = te_load(a->sinks, head, dtype);
     float sum = 0;
     for (int row = first + g.id; row < end; row += g.count) {
-        const int64_t at = te__attn_row_index(&a->layout, head, heads, row);
+        const int64_t at = te__attn_row_index(&a->layout, head - a->heads.first, a->heads.count, row);
         sum -= te_exp(sink - a->lse[at]) * a->delta[at];
     }
     te_lanes_sum(&sum, 1, &g);
@@ -163,14 +169,15 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
 /* Launches the kernel `launch`, which TE_ATTENTION_SINKS_GRAD has defined, to compute partial sums of the gradient of
- * sinks. sum: output (te_sinks_grad_args.sum). varlen: 1 if the backward that has run with the arguments `a` has the
- * option varlen. */
+ * sinks. sum: output (te_sinks_grad_args.sum). heads: the number of heads of the op; here: those in lse and delta.
+ * varlen: 1 if the backward that has run with the arguments `a` has the option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
-                                          float *sum, int heads, int varlen) {
+                                          float *sum, int heads, te_attention_heads here, int varlen) {
     te_sinks_grad_args s;
     memset(&s, 0, sizeof s);
     s.sinks = a->sinks, s.lse = a->lse, s.delta = a->delta, s.sum = sum, s.layout = te__attn_fwd_sequence(a, varlen);
-    return launch(ctx, te__grid_of(te__attention_sinks_grad_blocks(s.layout.of.rows), heads), &s);
+    s.heads = here, s.rows = TE_SINKS_ROWS * here.ranks;
+    return launch(ctx, te__grid_of(te__attention_sinks_grad_blocks(s.layout.of.rows / here.ranks), heads), &s);
 }
 
 /* ---- the largest logit of each head ------------------------------------------------------------------------------

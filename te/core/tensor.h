@@ -54,7 +54,8 @@ typedef struct te_batch {
     int position;          /* the position of each sequence's first token, for rope and for learnt position
                             * embeddings */
     int context;           /* 1: the ranks of te_cp_group split each sequence (te/context_parallel.h); the seq rows of a
-                            * rank are two chunks of it (te_cp_position). 0: a sequence has seq rows */
+                            * rank are two chunks of it (te_cp_position). cu_seqlens and max_seqlen, if given, describe
+                            * the packed sequence of all these ranks. 0: a sequence has seq rows */
     const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
                                * any order. null: the position is `position` plus the row's index within its sequence.
                                * Backward must get the same positions as forward */
@@ -202,6 +203,12 @@ TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
 TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
+}
+/* Return the position of a row within its sequence. c: the part of the sequences that this rank has, of which `row` is
+ * a row; s->first, if it is not null, counts the rows of all ranks of the context group. */
+TE_BOTH int te_cp_sequence_position(const te_sequences *s, te_cp_shard c, int row) {
+    if (!s->first) return te_cp_position(c, te_sequence_position(s, row), s->max_seqlen);
+    return te_sequence_position(s, c.ranks > 1 ? te_cp_position(c, row, s->rows / c.ranks) : row);
 }
 TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
     te_sequences s;

@@ -13,6 +13,7 @@
 
 #include <stdio.h> /* FILE */
 
+#include "../attention/attention_options.h" /* te_attention_options */
 #include "../plan/impl/executor.h" /* te_plan, te_plan_saved_bytes */
 #include "../pointwise/impl/pointwise_step.h" /* te__pointwise_exit_of */
 
@@ -206,6 +207,45 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
+/* Print the line of an exchange between the ranks of a context group. width: that of the rows that are sent; bytes: the
+ * size of a row, sent once. */
+TE_API void te__print_exchange(FILE *f, const te_plan *p, const char *what, int width, size_t bytes, const char *how) {
+    fprintf(f, "   c  %-42s %6d -> %-6d %-5s %8zu  %s\n", what, width, width, te_dtype_name(p->dtype), bytes, how);
+}
+/* Print what an attention of step s exchanges with the other ranks of a context group if batch.context is 1: before its
+ * kernels and while they run (is_after 0), or after them (1). */
+TE_API void te__print_context(FILE *f, const te_plan *p, const te_step *s, te_pass pass, int is_after) {
+    const size_t size = te_dtype_bytes(p->dtype);
+    const int back = pass == TE_BACKWARD;
+    for (int j = 0; j < s->count; j++) {
+        const te_op *op = &p->op[s->op[j]];
+        if (op->context == TE_CP_none) continue;
+        const te_attention_options *o = (const te_attention_options *)op->options;
+        const int kv = o->kv_heads * (o->head_dim + o->value_dim), is_ring = op->context == TE_CP_ring;
+        const size_t kv_bytes = (size_t)kv * size, qkv_bytes = (size_t)op->in * size, y_bytes = (size_t)op->out * size;
+        if (op->context == TE_CP_all_to_all && !is_after)
+            te__print_exchange(f, p, back ? "exchange q, k, v, y, dy" : "exchange q, k, v",
+                               back ? op->in + 2 * op->out : op->in, back ? qkv_bytes + 2 * y_bytes : qkv_bytes,
+                               "all_to_all: rows of all heads become heads of all rows");
+        else if (op->context == TE_CP_all_to_all)
+            te__print_exchange(f, p, back ? "exchange dq, dk, dv" : "exchange y", back ? op->in : op->out,
+                               back ? qkv_bytes : y_bytes, "all_to_all: heads of all rows become rows of all heads");
+        else if (!is_after)
+            te__print_exchange(f, p, "exchange k, v", kv, kv_bytes,
+                               !is_ring             ? "gather: to the ranks that see them"
+                               : o->window_left < 0 ? "ring: from rank to rank, while attention runs"
+                                                    : "ring: within the window, while attention runs");
+        else if (back)
+            te__print_exchange(f, p, "exchange dk, dv", kv, is_ring ? (size_t)kv * sizeof(float) : kv_bytes,
+                               is_ring ? "ring: in f32, while attention runs" : "gather: to the ranks of the rows");
+    }
+}
+/* Return whether the option context of an attention adds lines to the table. */
+TE_API int te__has_context(const te_plan *p) {
+    for (int i = 0; i < p->op_count; i++)
+        if (p->op[i].context != TE_CP_none) return 1;
+    return 0;
+}
 /* Print the line of one step; `number` is the text of its first column. Returns the bytes per row that the step reads
  * and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
@@ -216,10 +256,12 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     const int in_fp8 = (a->recipe != TE_RECIPE_none && !TE_IS_MICROSCALED(a->recipe) &&
                         !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
+    te__print_context(f, p, s, pass, 0);
     fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->pattern, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);
     te__print_kernels(f, p, s, pass);
     fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
+    te__print_context(f, p, s, pass, 1);
     return bytes;
 }
 /* Print the forward steps that backward runs again before step s: those of each recompute region whose last op is in s.
@@ -239,6 +281,7 @@ TE_API void te__print_pass(FILE *f, const te_plan *p, const char *title, const t
     long total = 0;
     fprintf(f, "%s, %d steps", title, count);
     if (pass == TE_BACKWARD && p->region_count) fprintf(f, "; +: a forward step that is recomputed");
+    if (te__has_context(p)) fprintf(f, "; c: with batch.context, between the ranks");
     fprintf(f, "\n");
     for (int i = 0; i < count; i++) {
         char number[12];

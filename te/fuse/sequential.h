@@ -319,6 +319,7 @@
      TE_MEMBER(parts, TE_PARTS(op)),                                                                                  \
      TE_MEMBER(first_part, TE_FIRST_PART(op)),                                                                        \
      TE_MEMBER(ranks, TE_RANKS(op)),                                                                                  \
+     TE_MEMBER(context, TE_CONTEXT(op)),                                                                              \
      TE_MEMBER(edge, TE_EDGE_INDEX(model, op)),                                                                       \
      TE_MEMBER(experts, TE_EXPERTS(op)),                                                                              \
      TE_MEMBER(options, &TE__OPTIONS_NAME(model, op)),                                                                \

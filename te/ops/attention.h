@@ -71,8 +71,8 @@
  * call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v, takes longer
  * than attention in bf16 (attention_sm90_forward_fp8.h). */
 
-/* context: gather or ring: several ranks split each sequence (context parallelism, te/context_parallel.h, which a
- * program with this option includes). */
+/* context: gather, ring or all_to_all: several ranks split each sequence (context parallelism, te/context_parallel.h,
+ * which a program with this option includes). */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -141,18 +141,22 @@
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
-/* Expands to `yes` if the op has (context, gather) or (context, ring), and te/context_parallel.h is included, else to
+/* Expands to `yes` if the op has (context, gather), ring or all_to_all, and te/context_parallel.h is included, else to
  * `no`. */
 #define TE__IF_CP(op, yes, no) TE_IF_MARKED(TE__CP_HEADER, TE__IF_CP_OPTION, TE__IF_CP_NEVER)(op, yes, no)
 #define TE__IF_CP_OPTION(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_IN_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__IF_CP_NEVER(op, yes, no) no
 #define TE__CP_IN_gather ,
 #define TE__CP_IN_ring ,
+#define TE__CP_IN_all_to_all ,
+/* The op's te_cp_form. */
+#define TE_CONTEXT_attention(op) (TE__CP_FORM(op))
+#define TE__CP_FORM(op) TE__IF_CP_OPTION(op, TE_JOIN1(TE_CP_, TE_OPTION(op, context, none)), TE_CP_none)
 #define TE__CP_CHECK(model, op)                                                                                      \
      static_assert(TE__IF_CP(op, 1, 0) == TE__IF_CP_OPTION(op, 1, 0),                                                \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": context needs te/context_parallel.h");              \
      static_assert(TE__IF_CP_OPTION(op, 1, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, context, 0)), 1, 0)),  \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context must be 0, gather or ring");                \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context must be 0, gather, ring or all_to_all");    \
      TE__IF_CP(op, TE__CP_CHECK_OPTIONS, TE_NOTHING)(model, op)
 #define TE_PARAMS_attention(op, in, out) TE__ATTENTION_PARAMS(op, TE_ARG1(op, 0))
 #define TE__WINDOW_LEFT(op) TE_OPTION(op, window_left, TE_ATTENTION_ALL)
@@ -291,13 +295,13 @@
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
 /* An attention whose sequences several ranks split (te/context_parallel.h). run: takes workspace and, unless r->dry,
- * computes the attention of this rank's rows; the tensors of *a have the rows of all sequences of the batch, and lse
- * and delta are [batch, 2, heads, seq / 2]. first, rest: launch the kernels of cross-attention for a block of keys:
- * with the options of the op, and without its mask and its sinks (null: not needed). scratch_bytes: for backward, the
- * scratch memory of both kernels. */
+ * computes the attention of this rank's rows; the tensors of *a have the rows of all sequences of the batch
+ * (te__cp_stats_layout: of lse and delta). first, rest, edge: launch the kernels of a block of keys: with the options
+ * of the op; for keys that all queries of the block see; for as many keys as queries, of which query i sees those from
+ * key i on (null: not needed). scratch_bytes: for backward, the scratch memory that each of them needs. */
 typedef struct te_cp_kernels {
     te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
-    te_attention_launch_fn first, rest;
+    te_attention_launch_fn first, rest, edge;
     te_attention_scratch_fn scratch_bytes;
 } te_cp_kernels;
 /* Return whether an attention with these kernels computes rows of sequences that several ranks split. While only sizes
@@ -306,10 +310,30 @@ TE_API int te__cp_splits(const te_run *r, const te_cp_kernels *k) {
     return k && te_cp_group(r->ctx)->size > 1 && (!r->batch || r->batch->context);
 }
 TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kernels *k) {
-    TE_REQUIRE(k || !r->batch || !r->batch->context || te_cp_group(r->ctx)->size == 1, r->ctx, TE_ERROR_STATE,
-               "%s: batch.context is 1, and attention %s was declared without (context, gather) or (context, ring)",
+    const int ranks = te_cp_group(r->ctx)->size, kv_heads = ((const te_attention_options *)op->options)->kv_heads;
+    if (!r->batch || !r->batch->context || ranks == 1) return TE_OK;
+    TE_REQUIRE(k, r->ctx, TE_ERROR_STATE,
+               "%s: batch.context is 1, and attention %s was declared without (context, gather), ring or all_to_all",
                r->plan->name, op->name);
+    TE_REQUIRE(!r->batch->cu_seqlens || op->context == TE_CP_all_to_all, r->ctx, TE_ERROR_VALUE,
+               "%s: batch.context does not go with batch.cu_seqlens, unless attention %s has (context, all_to_all)",
+               r->plan->name, op->name);
+    TE_REQUIRE(kv_heads % ranks == 0 || op->context != TE_CP_all_to_all, r->ctx, TE_ERROR_SHAPE,
+               "%s: the %d kv_heads of attention %s are not shared out evenly among the %d ranks of a context group, "
+               "as (context, all_to_all) needs; (context, ring) and gather do not", r->plan->name, kv_heads,
+               op->name, ranks);
     return TE_OK;
+}
+/* Sets a->batch and a->seq to the sizes by which lse and delta are laid out, [batch, heads, seq], after the run of
+ * backward (te_cp_kernels), and returns their heads. all_to_all has some heads of whole sequences; gather and ring have
+ * all heads of two chunks of each sequence, which follow one another as sequences. */
+TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run *r, const te_op *op) {
+    const te_group *g = te_cp_group(r->ctx);
+    te_attention_heads h = {0, op->stats, 1};
+    if (op->context != TE_CP_all_to_all) return a->batch *= 2, a->seq /= 2, h;
+    h.count = op->stats / g->size, h.first = g->rank * h.count, h.ranks = g->size;
+    if (!a->cu_seqlens) a->seq *= g->size;
+    return h;
 }
 
 /* The kernels that the backward of an attention launches, besides those of the score bias. */
@@ -548,14 +572,15 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
         TE_TRY(te__score_bias_prepare(&a, r, op, kernels->score_bias, s->kernels));
         if (splits) TE_TRY(kernels->cp->run(r, op, &a, kernels->cp));
         else if (!r->dry) TE_TRY(kernels->launch(r->ctx, &a));
-        if (splits) a.batch *= 2, a.seq /= 2; /* the layout of lse and delta, which the gradient of sinks reads */
+        te_attention_heads heads = {0, op->stats, 1}; /* in lse and delta, which the gradient of sinks reads */
+        if (splits) heads = te__cp_stats_layout(&a, r, op);
         TE_TRY(te__score_bias_backward(&a, r, op, kernels->score_bias));
         if (kernels->sinks) {
             float *parts = 0;
             TE_TRY(te_defer_column_sum(r, &parts, r->param[i], op->stats, te__attention_sinks_grad_blocks(r->tokens),
                                 te__attention_sinks_grad_blocks(te__capacity_rows(r))));
             if (!r->dry && te_is_trained(r->param[i]))
-                TE_TRY(te__attention_sinks_grad(r->ctx, kernels->sinks, &a, parts, op->stats,
+                TE_TRY(te__attention_sinks_grad(r->ctx, kernels->sinks, &a, parts, op->stats, heads,
                                                 !splits && (op->flags & TE_VARLEN) != 0));
         }
         TE_TRY(te__attention_dkv_end(&dkv, r, op, kernels->add));

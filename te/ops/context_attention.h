@@ -1,4 +1,4 @@
-/* context_attention.h -- the option (context, gather) or (context, ring) of attention, whose sequences the ranks of a
+/* context_attention.h -- the option (context, gather), ring or all_to_all of attention, whose sequences the ranks of a
  * context group split, and te_cp_take. te/context_parallel.h explains context parallelism, and is what a program
  * includes.
  *
@@ -8,7 +8,7 @@
 #ifndef TE_OPS_CONTEXT_ATTENTION_H
 #define TE_OPS_CONTEXT_ATTENTION_H
 
-#include "impl/attention_cp.h" /* te__cp_gather_run, te__cp_ring_run */
+#include "impl/attention_cp_heads.h" /* te__cp_gather_run, te__cp_ring_run, te__cp_all_to_all_run */
 
 /* Copies this rank's rows of whole sequences (their tokens or labels), on the host. to: [batch, seq / ranks]; from:
  * [batch, seq]; seq: the length of a whole sequence; g: te_cp_group(&ctx). Error: TE_ERROR_SHAPE if seq is no multiple
@@ -33,43 +33,55 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
 #define TE__CP_WITHOUT(model, op, option)                                                                             \
     static_assert(!TE_HAS_OPTION(op, option),                                                                        \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": context does not go with " #option);
-#define TE__CP_IS_RING(op) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), 1, 0)
-#define TE__CP_RING_ring ,
 #define TE__CP_CHECK_OPTIONS(model, op)                                                                              \
     TE__CP_WITHOUT(model, op, dropout) TE__CP_WITHOUT(model, op, fp8) TE__CP_WITHOUT(model, op, bias)                \
     TE__CP_WITHOUT(model, op, relative_bias) TE__CP_WITHOUT(model, op, max_logit)                                    \
-    static_assert(!TE__CP_IS_RING(op) || (TE__WINDOW_LEFT(op) < 0 && TE__ALIBI(op) == 0),                            \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": a window or alibi needs (context, gather)");         \
-    static_assert((TE__CAUSAL(op)) || (TE__WINDOW_LEFT(op) < 0 && TE__WINDOW_RIGHT(op) < 0 && TE__ALIBI(op) == 0),   \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": with context a window or alibi needs (causal, 1)");
+    static_assert((int)TE__CP_FORM(op) != (int)TE_CP_ring || TE__ALIBI(op) == 0,                                     \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": alibi needs (context, gather) or all_to_all");       \
+    static_assert((int)TE__CP_FORM(op) == (int)TE_CP_all_to_all || (TE__CAUSAL(op)) ||                               \
+                      (TE__WINDOW_LEFT(op) < 0 && TE__WINDOW_RIGHT(op) < 0 && TE__ALIBI(op) == 0),                   \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                         \
+                      ": with (context, gather) or ring a window or alibi needs (causal, 1)");
 
-/* The options of the kernels: those of the op, and those for blocks of keys that all queries see, which come after the
- * first block of the queries, without sinks. */
-#define TE__CP_VARIANT(op) TE__ATTENTION_VARIANT_OF(op, 0, 1, 0)
-#define TE__CP_VARIANT_REST(op)                                                                                      \
-    (TE_ATTENTION_ALL, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op),                    \
-        TE_OPTION(op, value_dim, 0), 0)
+/* The kernels of each form, whose launches te_cp_kernels names: TE__CP_KERNELS_<form>(direction, name, dtype, op).
+ * all_to_all has one kv head (te/ops/impl/attention_cp_heads.h). The options of first are those of the op; rest and
+ * edge have neither sinks, which each query counts once, nor the mask of the op. */
+#define TE__CP_VARIANT_OF(op, left)                                                                                  \
+    (left, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), 0)
 #define TE__CP_DEFINE(direction, name, dtype, op, variant)                                                           \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
                                   variant)
-#define TE__CP_REST(direction, name, dtype, op) \
-    TE__CP_DEFINE(direction, name##_rest, dtype, op, TE__CP_VARIANT_REST(op))
+#define TE__CP_KERNELS_gather(direction, name, dtype, op) \
+    TE__CP_DEFINE(direction, name##_first, dtype, op, TE__ATTENTION_VARIANT_OF(op, 0, 1, 0))
+#define TE__CP_KERNELS_ring(direction, name, dtype, op)                                           \
+    TE__CP_DEFINE(direction, name##_first, dtype, op, TE__ATTENTION_VARIANT_OF(op, 0, 1, 0))      \
+    TE__CP_DEFINE(direction, name##_rest, dtype, op, TE__CP_VARIANT_OF(op, TE_ATTENTION_ALL))     \
+    TE_IF_HAS(op, window_left, TE__CP_EDGE, TE_NOTHING)(direction, name, dtype, op)
+#define TE__CP_EDGE(direction, name, dtype, op) \
+    TE__CP_DEFINE(direction, name##_edge, dtype, op, TE__CP_VARIANT_OF(op, 0))
+#define TE__CP_KERNELS_all_to_all(direction, name, dtype, op)                                                    \
+    TE_ATTENTION_##direction##_OF(name##_first, dtype, (int)(TE_ARG1(op, 0)) / (int)(TE_ARG2(op, 0)), 1,         \
+                                  (int)(TE_ARG3(op, 0)), TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, 0))
+#define TE__CP_KERNELS(direction, name, dtype, op) \
+    TE_JOIN1(TE__CP_KERNELS_, TE_OPTION(op, context, 0))(direction, name, dtype, op)
 
+/* `yes` for (context, ring), and for (context, ring) with a window, else `no`. */
 #define TE__CP_IF_RING(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), yes, no)
-#define TE__CP_FORWARD(name, dtype, op)                                                                              \
-    TE__CP_DEFINE(FORWARD, name##_first, dtype, op, TE__CP_VARIANT(op))                                              \
-    TE__CP_IF_RING(op, TE__CP_REST, TE_NOTHING)(FORWARD, name, dtype, op)                                            \
-    static const te_cp_kernels name = {TE__CP_IF_RING(op, te__cp_ring_run, te__cp_gather_run), name##_first_launch,  \
-                                       TE__CP_IF_RING(op, name##_rest_launch, 0), 0};
+#define TE__CP_RING_ring ,
+#define TE__CP_IF_EDGE(op, yes, no) TE__CP_IF_RING(op, TE_IF_HAS(op, window_left, yes, no), no)
+#define TE__CP_TABLE(name, op, scratch_bytes)                                                                       \
+    static const te_cp_kernels name = {TE_JOIN2(te__cp_, TE_OPTION(op, context, 0), run), name##_first_launch,      \
+                                       TE__CP_IF_RING(op, name##_rest_launch, 0),                                    \
+                                       TE__CP_IF_EDGE(op, name##_edge_launch, 0), scratch_bytes};
+#define TE__CP_FORWARD(name, dtype, op) TE__CP_KERNELS(FORWARD, name, dtype, op) TE__CP_TABLE(name, op, 0)
 #define TE__CP_BACKWARD(name, dtype, op)                                                                             \
-    TE__CP_DEFINE(BACKWARD, name##_first, dtype, op, TE__CP_VARIANT(op))                                             \
-    TE__CP_IF_RING(op, TE__CP_REST, TE_NOTHING)(BACKWARD, name, dtype, op)                                           \
+    TE__CP_KERNELS(BACKWARD, name, dtype, op)                                                                        \
     TE_API size_t name##_scratch_bytes(te_context *ctx, int64_t rows) {                                              \
         const size_t first = name##_first_scratch_bytes(ctx, rows);                                                  \
         const size_t rest = TE__CP_IF_RING(op, name##_rest_scratch_bytes(ctx, rows), 0);                             \
-        return first > rest ? first : rest;                                                                          \
+        const size_t edge = TE__CP_IF_EDGE(op, name##_edge_scratch_bytes(ctx, rows), 0);                             \
+        return te_max(first, te_max(rest, edge));                                                                    \
     }                                                                                                                \
-    static const te_cp_kernels name = {TE__CP_IF_RING(op, te__cp_ring_run, te__cp_gather_run), name##_first_launch,  \
-                                       TE__CP_IF_RING(op, name##_rest_launch, 0), name##_scratch_bytes};
+    TE__CP_TABLE(name, op, name##_scratch_bytes)
 
 #endif

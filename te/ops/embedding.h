@@ -132,8 +132,7 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     if (row >= a->rows) return;
     const int at = (int)(a->first + row); /* the row's index in the whole batch */
     const int64_t index = positions ? a->position + te_sequence_past(&a->of, at, a->past) +
-                                          te_cp_position(a->context, te_sequence_position(&a->of, at),
-                                                         a->of.max_seqlen)
+                                          te_cp_sequence_position(&a->of, a->context, at)
                                     : te__local_token(a, a->tokens[row], sharded);
     const int known = index >= 0 && index < a->size;
     const int is_others = sharded && !known && a->tokens[row] >= 0 && a->tokens[row] < a->vocabulary;
@@ -284,7 +283,8 @@ TE_API te_embedding_args te__embedding_args(const te_run *r, int i) {
 }
 TE_API te_status te__embedding_check(const te_run *r, const te_embedding_args *a, const te_op *op, int positions) {
     const char *name = r->plan->name;
-    const int64_t length = (int64_t)a->of.max_seqlen * te_max(1, a->context.ranks); /* of a whole sequence */
+    /* of a whole sequence */
+    const int64_t length = (int64_t)a->of.max_seqlen * (a->of.first ? 1 : te_max(1, a->context.ranks));
     if (!r->dry || !r->batch) return TE_OK;
     TE_REQUIRE(!positions || length <= a->size - a->position, r->ctx, TE_ERROR_SHAPE,
                "%s: positions %s holds %d, the batch goes to %lld", name, op->name, a->size,
@@ -358,6 +358,16 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
+/* Returns the row of sequence s at `position` among the rows of this batch; -1: the sequence is shorter, or another
+ * rank of the context group has the row. */
+TE_FN int64_t te__row_at(const te_embedding_args *a, int s, int position) {
+    const te_sequence sequence = te_sequence_rows(&a->of, s);
+    const int rows = a->of.rows / (int)te_max(1, a->context.ranks); /* with cu_seqlens, of this rank */
+    if (a->of.first && position >= sequence.count) return -1;
+    if (a->of.first) return te_cp_row(a->context, sequence.first + position, rows);
+    const int row = te_cp_row(a->context, position, a->of.max_seqlen);
+    return row < 0 || row >= sequence.count ? -1 : sequence.first + row;
+}
 /* Backward of positions: dweight[position] is the sum, over all sequences, of dy in the row at that position; with
  * a->accumulate the sum is added to dweight. A group of lanes computes one position. Memory traffic: reads dy, writes
  * dweight. */
@@ -367,14 +377,11 @@ TE_FN void te_positions_gradient(const te_embedding_args *a, te_block b, int wid
     const int64_t t = (int64_t)b.x * TE_EMBEDDING_GROUPS + group;
     const int c = (b.y * TE_EMBEDDING_LANES + g.id) * 8, n = (int)te_min(8, width - c), aligned = width % 8 == 0;
     if (t >= a->size || c >= width) return;
-    const int64_t row = t < a->position ? -1 : te_cp_row(a->context, (int)t - a->position, a->of.max_seqlen);
     float v[8], sum[8] = {0};
     if (a->accumulate) te_load8(sum, a->y, t * width + c, n, aligned, TE_f32);
-    for (int s = 0; row >= 0 && s < a->of.count; s++) {
-        const te_sequence sequence = te_sequence_rows(&a->of, s);
-        const int64_t at = sequence.first + row - a->first;
-        /* skip this sequence: it has no row at this position, or the row is on another rank */
-        if (row >= sequence.count || at < 0 || at >= a->rows) continue;
+    for (int s = 0; t >= a->position && s < a->of.count; s++) {
+        const int64_t row = te__row_at(a, s, (int)t - a->position), at = row - a->first;
+        if (row < 0 || at < 0 || at >= a->rows) continue; /* another rank has the row */
         te_load8(v, a->x, at * width + c, n, aligned, dtype);
         TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
     }

@@ -416,8 +416,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
         const int r = e / t.pairs, p = e % t.pairs, row = (int)(first + r);
         const int position = a->positions ? a->positions[row]
                                           : a->position + te_sequence_past(&a->of, row, a->past) +
-                                                te_cp_position(a->context, te_sequence_position(&a->of, row),
-                                                               a->of.max_seqlen);
+                                                te_cp_sequence_position(&a->of, a->context, row);
         const double frequency = t.scaled == TE_ROPE_given ? 0.0 : exp2(-2.0 * p / t.rotary_dim * a->log2_base);
         const double angle = t.scaled == TE_ROPE_given ? te_rope_given_angle(a, row, position, p, t.rotary_dim / 2)
                              : position * (t.scaled ? te_rope_scaled(&a->scale, frequency, p) : frequency);

@@ -75,6 +75,9 @@ enum {
     TE_LEADS_POINTWISE = 1 << 27
 };
 
+/* The option (context, ..) of attention (te/context_parallel.h). */
+typedef enum te_cp_form { TE_CP_none, TE_CP_gather, TE_CP_ring, TE_CP_all_to_all } te_cp_form;
+
 typedef enum te_init {
     TE_INIT_normal,
     TE_INIT_zero,
@@ -202,6 +205,7 @@ typedef struct te_op {
                                    * / kv_heads for a fused q, k, v */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
+    te_cp_form context;           /* how the ranks of a context group compute an attention; TE_CP_none: they do not */
     int edge;                     /* the index of the fork or (input, ..) whose value the op uses, or of the router
                                    * whose rows a combine sums; -1: it uses none */
     int experts;                  /* the number of experts of a router, and of an op with parameters for each expert; 0:

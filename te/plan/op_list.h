@@ -268,6 +268,7 @@ typedef enum te_produces {
  *     TE_FLAGS_<family>(op)               TE_SAVES_INPUT, ... (model.h)                           (0)
  *     TE_RECIPE_<family>(model, op)       FP8 recipe of its GEMM, a te_recipe                     (TE_RECIPE_none)
  *     TE_STATS_<family>(op)               how many f32 numbers forward saves for each row         (0)
+ *     TE_CONTEXT_<family>(op)             its te_cp_form (context parallelism)                    (TE_CP_none)
  *     TE_PARAMS_<family>(op, in, out)     ((weight, rows, cols, init), ...)                       no parameters
  *     TE_OPTIONS_<family>(op)             (te_<family>_options, values of its members...)         no options
  *     TE_CHECK_<family>(model, op)        (static_assert(..); ...): checks of the op              no checks
@@ -289,6 +290,7 @@ typedef enum te_produces {
 #define TE_WANTS(op)      TE_TUPLE_OR(TE_FACT(WANTS, op)(op), TE_PRODUCES_list)
 #define TE_FLAGS(op)      TE_TUPLE_OR(TE_FACT(FLAGS, op)(op), 0)
 #define TE_STATS(op)      TE_TUPLE_OR(TE_FACT(STATS, op)(op), 0)
+#define TE_CONTEXT(op)    TE_TUPLE_OR(TE_FACT(CONTEXT, op)(op), TE_CP_none)
 #define TE_PARAMS(op, in, out) TE_TUPLE_OR(TE_FACT(PARAMS, op)(op, in, out), ((end, ~)))
 #define TE_COUNT_PARAMS(op)    TE_COUNT_ARGS(TE_UNWRAP(TE_PARAMS(op, 0, 0))) /* only for an op that has parameters */
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))

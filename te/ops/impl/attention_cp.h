@@ -1,17 +1,19 @@
 /* attention_cp.h -- attention over sequences that the ranks of a context group split (te/context_parallel.h): gather
- * and ring.
+ * and ring. all_to_all is in attention_cp_heads.h.
  *
  * A sequence of n ranks has 2 n chunks of the same length; rank r has chunks r and 2 n - 1 - r (te_cp_position), so
  * that under a causal mask all ranks have the same work. Each sequence of a batch is processed by itself. The kernels
- * are those of cross-attention: their queries are one of this rank's chunks, and their keys are consecutive chunks.
- * Their mask puts the last query at the position of the last key, which is right if the last chunk of keys is that of
- * the queries; keys of earlier chunks need no causal mask.
+ * are those of cross-attention: their queries are rows of one of this rank's chunks, their keys consecutive rows. Their
+ * mask puts the last query at the position of the last key, which is right if the last keys are those of the queries;
+ * keys of earlier chunks need no causal mask.
  *
- *   gather   Forward and backward gather the keys and values that the mask lets a rank see: with a window, only those
- * of the chunks within it. Backward sends the partial gradients of other ranks' chunks back to these ranks. ring Blocks
- * of keys and values travel from rank r to r + 1; a rank holds two blocks. While a rank computes with one block, the
- * next one arrives on a second stream. Partial outputs are merged by their log-sum-exp (te_cp_merge). In backward the
- * gradients of a block travel with it, in f32, and arrive at its owner last.
+ *   gather   Forward and backward gather the keys and values of the chunks that the mask lets a rank see. Backward
+ *            sends the partial gradients of other ranks' chunks back to these ranks.
+ *   ring     Keys and values arrive on a second stream while the rank computes with those of the step before. Partial
+ *            outputs are merged by their log-sum-exp (te_cp_merge). Without a window, blocks travel from rank r to
+ *            r + 1, and in backward their gradients with them, in f32. With a window, step d works on the chunk d
+ *            before that of the queries, whose rank sends only the rows within the window, and gets their gradients
+ *            back.
  *
  * All sums have a fixed order, so that results are the same in every run: gather adds partial gradients in the order of
  * the ranks, ring in the order of its steps.
@@ -60,12 +62,13 @@ TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te
 typedef struct te_cp_merge_args {
     float *sum;            /* [rows, heads * dim]: the output of the blocks so far, which becomes that of all */
     const float *lse;      /* [heads, rows]: the log-sum-exp of the blocks so far */
-    const void *part;      /* [rows, heads * dim] */
-    const float *part_lse; /* [heads, rows] */
+    const void *part;      /* [part_rows, heads * dim]: of the rows from part_first on; others do not see the block */
+    const float *part_lse; /* [heads, part_rows] */
     void *out;             /* [rows, heads * dim]: receives the new output, too; null: it is not the last block */
     float *new_lse;        /* [heads, rows], distinct from lse */
     int rows, heads, dim, is_first; /* is_first: 1: there are no blocks before */
-    te_dtype dtype;                 /* of part and out */
+    int part_first, part_rows;
+    te_dtype dtype; /* of part and out */
 } te_cp_merge_args;
 TE_FN void te__cp_merge_block(const te_cp_merge_args *a, te_block b) {
     int group;
@@ -76,14 +79,18 @@ TE_FN void te__cp_merge_block(const te_cp_merge_args *a, te_block b) {
         const int head = (int)(i / vectors % a->heads), row = (int)(i / vectors / a->heads);
         const int c = (int)(i % vectors) * 8, n = a->dim - c < 8 ? a->dim - c : 8;
         const int64_t at = ((int64_t)row * a->heads + head) * a->dim + c, of_row = (int64_t)head * a->rows + row;
-        const float part_lse = a->part_lse[of_row], lse = a->is_first ? part_lse : a->lse[of_row];
+        const int in = row - a->part_first, is_seen = in >= 0 && in < a->part_rows;
+        const float part_lse = is_seen ? a->part_lse[(int64_t)head * a->part_rows + in] : -INFINITY;
+        const float lse = a->is_first ? part_lse : a->lse[of_row];
+        if (!is_seen && c == 0) a->new_lse[of_row] = lse;
+        if (!is_seen && !a->out) continue;
         const float high = fmaxf(lse, part_lse), low = fminf(lse, part_lse);
         const float all_lse = a->is_first ? part_lse : high + log1pf(expf(low - high));
         const float old_factor = a->is_first ? 0.0f : expf(lse - all_lse);
         const float factor = a->is_first ? 1.0f : expf(part_lse - all_lse);
-        float v[8], sum[8] = {0};
+        float v[8] = {0}, sum[8] = {0};
         if (!a->is_first) te_load8_coherent(sum, a->sum, at, n, aligned, TE_f32);
-        te_load8(v, a->part, at, n, aligned, a->dtype);
+        if (is_seen) te_load8(v, a->part, at - (int64_t)a->part_first * a->heads * a->dim, n, aligned, a->dtype);
         TE_UNROLL for (int j = 0; j < 8; j++) sum[j] = sum[j] * old_factor + v[j] * factor;
         te_store8(a->sum, at, sum, n, aligned, TE_f32);
         if (a->out) te_store8(a->out, at, sum, n, aligned, a->dtype);
@@ -101,22 +108,23 @@ typedef struct te__cp_call {
     const te_attention_args *a; /* of the whole batch */
     const te_cp_kernels *k;
     const te_group *group;
-    int n, rank, chunk; /* n: ranks; chunk: rows of a chunk */
+    int n, rank, batch, chunk; /* n: ranks; chunk: rows of a chunk */
     int heads, value_dim, left, is_causal;
     int q_cols, kv_cols, o_cols;
     te_dtype dtype;
     size_t size; /* bytes of an element */
     int is_backward;
     char *q;                 /* [L, Q] */
-    char *kv;                /* gather: [n L, KV], by position, then the partial gradients that arrive; ring: two
-                              * blocks [L, KV] */
+    char *kv;                /* gather: [n L, KV], by position, then the partial gradients that arrive; ring: blocks
+                              * [L, KV] (te__cp_block) */
     char *dkv;               /* backward; gather: [n L, KV], the partial gradients of the second chunk of queries;
                               * ring: [L, KV] of one launch */
     char *dkv_first;         /* gather, backward: as dkv, of the first chunk of queries, [n c, KV] */
     char *dq;                /* backward: [L, Q] */
-    float *dq_sum, *dkv_sum; /* ring, backward: f32 sums, [L, Q] and two blocks [L, KV] */
+    float *dq_sum, *dkv_sum; /* ring, backward: f32 sums, [L, Q] and blocks [L, KV] */
     char *part;              /* ring, forward: the output of one launch, [c, O] */
-    float *sum, *lse;        /* ring, forward: [L, O]; [3, 2, heads, c], lse: of the last launch, and two sums */
+    float *sum, *lse;        /* ring; forward: [L, O]; [2, 3, heads, c], lse: of the last launch, and two sums;
+                              * backward, with a window: [2, heads, c], lse and delta of a launch */
     void *scratch;           /* of the kernels of backward */
 } te__cp_call;
 
@@ -125,7 +133,8 @@ TE_API te__cp_call te__cp_call_of(te_run *r, const te_op *op, const te_attention
     te__cp_call c;
     memset(&c, 0, sizeof c);
     c.r = r, c.a = a, c.k = k, c.group = te_cp_group(r->ctx), c.n = c.group->size, c.rank = c.group->rank;
-    c.chunk = a->seq / 2, c.heads = o->heads, c.value_dim = o->value_dim;
+    if (r->batch) c.batch = r->batch->batch, c.chunk = r->batch->seq / 2;
+    c.heads = o->heads, c.value_dim = o->value_dim;
     c.left = o->window_left, c.is_causal = o->causal;
     c.q_cols = o->heads * o->head_dim, c.kv_cols = o->kv_heads * (o->head_dim + o->value_dim);
     c.o_cols = o->heads * o->value_dim, c.dtype = r->plan->dtype, c.size = te_dtype_bytes(c.dtype);
@@ -174,13 +183,13 @@ TE_API char *te__cp_gradient(const te__cp_call *c, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols;
     return (char *)c->a->dqkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
 }
-/* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `chunks` consecutive chunks of keys
- * and values. Out, lse and dkv, which differ between the forms, are those of the whole batch or null. */
-TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, const char *kv, int chunks) {
+/* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `keys` consecutive rows of keys and
+ * values. Out, lse and dkv, which differ between the forms, are those of the whole batch or null. */
+TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, const char *kv, int keys) {
     te_attention_args a = *c->a;
     const int64_t row = te__cp_row(c, i, j), out = row * c->o_cols * (int64_t)c->size, stats = row * c->heads;
     a.qkv = c->q + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
-    a.kv = kv, a.batch = 1, a.seq = c->chunk, a.kv_seq = chunks * c->chunk, a.amax = 0;
+    a.kv = kv, a.batch = 1, a.seq = c->chunk, a.kv_seq = keys, a.amax = 0;
     a.out = (char *)c->a->out + out, a.scratch = c->scratch;
     a.lse = c->a->lse ? c->a->lse + stats : 0; /* inference stores none */
     if (!c->is_backward) return a;
@@ -244,7 +253,7 @@ TE_API te_status te__cp_gather_exchange(const te__cp_call *c, int is_back) {
 }
 TE_API te_status te__cp_gather_launch(const te__cp_call *c, int i, int j) {
     const te__cp_range s = te__cp_keys_of(c, te__cp_chunk(c, c->rank, j));
-    te_attention_args a = te__cp_launch_args(c, i, j, te__cp_place(c, s.first), s.end - s.first);
+    te_attention_args a = te__cp_launch_args(c, i, j, te__cp_place(c, s.first), (s.end - s.first) * c->chunk);
     a.dkv = !c->is_backward ? 0 : j ? c->dkv : c->dkv_first;
     return c->k->first(c->r->ctx, &a);
 }
@@ -293,7 +302,7 @@ TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attentio
         TE_TRY(te__cp_take(&c, &c.dq, rows, c.q_cols, c.size));
     }
     if (scratch) TE_TRY(te__scratch(r, &c.scratch, scratch));
-    for (int i = 0; !r->dry && i < a->batch; i++) {
+    for (int i = 0; !r->dry && i < c.batch; i++) {
         for (int j = 0; j < 2; j++) {
             TE_TRY(te__cp_split(&c, c.q + (size_t)((int64_t)j * c.chunk * c.q_cols) * c.size, i, j, 0));
             TE_TRY(te__cp_split(&c, te__cp_place(&c, te__cp_chunk(&c, c.rank, j)), i, j, 1));
@@ -310,48 +319,161 @@ TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attentio
 
 /* ---- ring -------------------------------------------------------------------------------------------------------- */
 
-/* A launch of a step of the ring: the queries are chunk j of this rank, the keys are `chunks` chunks of the block, from
- * chunk `key` on. is_first: 1: the first block of these queries, their own, with the op's mask and sinks. */
-typedef struct te__cp_pair {
-    int j, key, chunks, is_first;
-} te__cp_pair;
-/* Stores the launches of step t, in which this rank has the block of rank (rank - t) mod n. Returns their number. */
-TE_API int te__cp_pairs(te__cp_pair pair[2], const te__cp_call *c, int t) {
+/* A launch of the ring: the queries are `rows` rows from row `row` on of chunk j of this rank. */
+typedef struct te__cp_piece {
+    int j, row, rows, keys;
+    const char *kv; /* [keys, KV] */
+    float *dkv;     /* backward: the sum to which their gradients are added */
+    te_attention_launch_fn launch;
+} te__cp_piece;
+/* the launches of a step: three for each of the two chunks at most */
+typedef struct te__cp_pieces {
+    te__cp_piece piece[6];
+    int count;
+} te__cp_pieces;
+TE_API int64_t te__cp_block_elements(const te__cp_call *c) { return (int64_t)2 * c->chunk * c->kv_cols; }
+/* Block number k of c->kv, [2, c, KV]. Without a window block t % 2 has the keys and values of step t. With a window it
+ * has those that have arrived for step t, and block 2 this rank's own. */
+TE_API char *te__cp_block(const te__cp_call *c, int k) {
+    return c->kv + (size_t)(k * te__cp_block_elements(c)) * c->size;
+}
+/* Block number k of c->dkv_sum. Without a window block t % 2 has the gradients of the keys of step t. With a window it
+ * has those of step t that go to other ranks, block 2 those that arrive, and block 3 the sums of this rank's keys. */
+TE_API float *te__cp_block_sum(const te__cp_call *c, int k) { return c->dkv_sum + k * te__cp_block_elements(c); }
+enum { TE__CP_OWN = 2, TE__CP_ARRIVED = 2, TE__CP_HOME = 3 }; /* blocks */
+
+/* A chunk of keys: chunk `place`, 0 or 1, of block number `block` of c->kv and of block number `sum` of c->dkv_sum. */
+typedef struct te__cp_keys {
+    int block, sum, place;
+} te__cp_keys;
+/* Adds a launch to a step: all queries of chunk j, and `keys` keys of chunk k from row `key` on, which they all see. */
+TE_API te__cp_piece *te__cp_add_piece(te__cp_pieces *p, const te__cp_call *c, int j, te__cp_keys k, int key, int keys) {
+    te__cp_piece *piece = &p->piece[p->count++];
+    const int64_t at = ((int64_t)k.place * c->chunk + key) * c->kv_cols;
+    piece->j = j, piece->row = 0, piece->rows = c->chunk, piece->keys = keys, piece->launch = c->k->rest;
+    piece->kv = te__cp_block(c, k.block) + (size_t)at * c->size;
+    piece->dkv = c->is_backward ? te__cp_block_sum(c, k.sum) + at : 0;
+    return piece;
+}
+/* The launches of step t without a window, in which this rank has the block of rank (rank - t) mod n. */
+TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
     const int from = (c->rank - t + c->n) % c->n, is_earlier = from < c->rank;
-    int count = 0;
+    const te__cp_keys keys = {t % 2, t % 2, 0};
     for (int j = 0; j < 2; j++) {
         /* a causal mask: the first chunk sees the first chunk of the ranks before, the second one both chunks of the
          * ranks behind, but only the first chunk of those before */
         if (c->is_causal && t && !is_earlier && j == 0) continue;
-        te__cp_pair *p = &pair[count++];
-        p->j = j, p->key = 0, p->is_first = t == 0;
-        p->chunks = !c->is_causal ? 2 : t == 0 ? j + 1 : is_earlier ? 1 : 2;
+        const int chunks = !c->is_causal ? 2 : t == 0 ? j + 1 : is_earlier ? 1 : 2;
+        te__cp_piece *piece = te__cp_add_piece(p, c, j, keys, 0, chunks * c->chunk);
+        if (t == 0) piece->launch = c->k->first;
+    }
+}
+
+/* ---- ring with a window ------------------------------------------------------------------------------------------ */
+
+/* The last step in which a chunk of queries sees keys: the distance in chunks. */
+TE_API int te__cp_last_distance(const te__cp_call *c) {
+    return (int)te_min(te_ceil_div(c->left, te_max(1, c->chunk)), 2 * c->n - 1);
+}
+/* The first row, of the chunk d before that of the queries, that a query sees. */
+TE_API int te__cp_first_key(const te__cp_call *c, int d) { return (int)te_max(0, (int64_t)d * c->chunk - c->left); }
+/* Step d: the keys are in the chunk d before that of the queries. Query i sees its rows from row i + d * chunk - left
+ * on. These pairs are a triangle (edge), or all of them (rest), or a triangle and two rectangles. */
+TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) {
+    const int first = te__cp_first_key(c, d);               /* of the first query */
+    const int64_t beyond = c->left - (int64_t)d * c->chunk; /* 0 or more: the last query that sees all keys */
+    const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* the queries of the first rectangle */
+    for (int j = 0; j < 2; j++) {
+        const int chunk = te__cp_chunk(c, c->rank, j) - d, owner = te__cp_owner(c, te_max(0, chunk));
+        const te__cp_keys own = {TE__CP_OWN, TE__CP_HOME, chunk >= c->n}, other = {d % 2, d % 2, j};
+        const te__cp_keys keys = owner == c->rank ? own : other;
+        if (chunk < 0) continue;
+        if (d == 0) {
+            te__cp_add_piece(p, c, j, keys, 0, c->chunk)->launch = c->k->first;
+            continue;
+        }
+        if (all) te__cp_add_piece(p, c, j, keys, 0, c->chunk)->rows = all;
+        if (all == c->chunk) continue;
+        const int rows = c->chunk - first - all; /* of the triangle */
+        te__cp_piece *edge = te__cp_add_piece(p, c, j, keys, first, rows);
+        edge->row = all, edge->rows = rows, edge->launch = c->k->edge;
+        if (!all) continue;
+        te__cp_piece *behind = te__cp_add_piece(p, c, j, keys, rows, c->chunk - rows);
+        behind->row = all, behind->rows = rows;
+    }
+}
+/* Adds to `transfers` the messages of one kind between the ranks of chunks that are d apart: keys and values, to be
+ * read in step d, or (is_sum) their gradients, of step d, back to their owners. Returns how many there are now. */
+TE_API int te__cp_window_transfers(te_transfer *transfers, int count, const te__cp_call *c, int d, int is_sum) {
+    const int first = te__cp_first_key(c, d);
+    const int64_t row = c->kv_cols * (int64_t)(is_sum ? sizeof(float) : c->size);
+    for (int queries = d; queries < 2 * c->n; queries++) {
+        const int keys = queries - d, reader = te__cp_owner(c, queries), owner = te__cp_owner(c, keys);
+        if (reader == owner || (reader != c->rank && owner != c->rank)) continue;
+        const int is_owner = owner == c->rank, place = is_owner ? keys >= c->n : queries >= c->n;
+        const int kv_block = is_owner ? TE__CP_OWN : d % 2, sum_block = is_owner ? TE__CP_ARRIVED : d % 2;
+        char *block = is_sum ? (char *)(void *)te__cp_block_sum(c, sum_block) : te__cp_block(c, kv_block);
+        te_transfer *x = &transfers[count++];
+        x->data = block + ((int64_t)place * c->chunk + first) * row, x->bytes = (c->chunk - first) * row;
+        x->peer = is_owner ? reader : owner, x->is_received = is_owner == is_sum;
     }
     return count;
 }
-/* Block number t % 2 of two blocks [L, KV]. */
-TE_API char *te__cp_block(const te__cp_call *c, int t) {
-    return c->kv + (size_t)(t % 2) * (size_t)((int64_t)2 * c->chunk * c->kv_cols) * c->size;
+/* Adds the gradients that have arrived, those of step d, to the sums of this rank's keys. */
+TE_API te_status te__cp_window_add(const te__cp_call *c, int d) {
+    const int first = te__cp_first_key(c, d);
+    for (int j = 0; j < 2; j++) {
+        const int chunk = te__cp_chunk(c, c->rank, j);
+        if (d < 1 || chunk + d >= 2 * c->n || te__cp_owner(c, chunk + d) == c->rank) continue;
+        const int64_t at = ((int64_t)j * c->chunk + first) * c->kv_cols;
+        te_cp_sum_args s =
+            te__cp_sum_of(te__cp_block_sum(c, TE__CP_HOME) + at, c->kv_cols, TE_f32,
+                          te__cp_block_sum(c, TE__CP_ARRIVED) + at, c->kv_cols, TE_f32, c->chunk - first, c->kv_cols);
+        s.accumulate = 1;
+        TE_TRY(te__cp_sum_run(c, &s));
+    }
+    return TE_OK;
 }
-TE_API float *te__cp_block_sum(const te__cp_call *c, int t) {
-    return c->dkv_sum + t % 2 * ((int64_t)2 * c->chunk * c->kv_cols);
+
+/* ---- the steps of the ring --------------------------------------------------------------------------------------- */
+
+TE_API int te__cp_steps(const te__cp_call *c) { return c->left < 0 ? c->n : te__cp_last_distance(c) + 1; }
+TE_API te__cp_pieces te__cp_pieces_of(const te__cp_call *c, int t) {
+    te__cp_pieces p;
+    p.count = 0;
+    if (c->left < 0) te__cp_ring_pieces(&p, c, t);
+    else te__cp_window_pieces(&p, c, t);
+    return p;
 }
-/* Passes blocks on from rank to rank on the second stream: the keys and values of step t (has_kv) and the gradients of
- * step t - 1 (has_sums). What arrives belongs to steps t + 1 and t. */
-TE_API te_status te__cp_ring_pass(const te__cp_call *c, int t, int has_kv, int has_sums) {
+/* Adds to `transfers` the messages without a window, from rank to rank: the keys and values of step t (has_kv) and the
+ * gradients of step t - 1 (has_sums). What arrives belongs to steps t + 1 and t. Behind the last step the gradients are
+ * complete, and are sent to their owners from c->dkv to block 0, in the list's format. */
+TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, int t, int has_kv, int has_sums) {
     const int to = (c->rank + 1) % c->n, from = (c->rank + c->n - 1) % c->n;
-    const int64_t elements = (int64_t)2 * c->chunk * c->kv_cols;
-    te_side_stream *side = (te_side_stream *)c->group->comm->cp_side;
-    te_transfer transfers[4];
     int count = 0;
     for (int k = 0; k < 4; k++) {
         te_transfer *x = &transfers[count];
         const int is_sum = k / 2, is_received = k % 2;
         if (!(is_sum ? has_sums : has_kv)) continue;
-        x->bytes = elements * (int64_t)(is_sum ? sizeof(float) : c->size);
+        x->bytes = te__cp_block_elements(c) * (int64_t)(is_sum && t < c->n ? sizeof(float) : c->size);
         x->peer = is_received ? from : to, x->is_received = is_received;
-        x->data = is_sum ? (void *)te__cp_block_sum(c, t - 1 + is_received) : (void *)te__cp_block(c, t + is_received);
+        x->data = t == c->n ? (is_received ? te__cp_block(c, 0) : c->dkv)
+                  : is_sum  ? (void *)te__cp_block_sum(c, (t + 1 + is_received) % 2)
+                            : (void *)te__cp_block(c, (t + is_received) % 2);
         count++;
+    }
+    return count;
+}
+/* Sends and receives on the second stream, during step t, the keys and values for step t + 1 (has_kv) and the gradients
+ * of step t - 1 (has_sums). */
+TE_API te_status te__cp_ring_pass(const te__cp_call *c, int t, int has_kv, int has_sums) {
+    te_side_stream *side = (te_side_stream *)c->group->comm->cp_side;
+    te_transfer transfers[8];
+    int count = 0;
+    if (c->left < 0) count = te__cp_ring_transfers(transfers, c, t, has_kv, has_sums);
+    else {
+        if (has_kv) count = te__cp_window_transfers(transfers, count, c, t + 1, 0);
+        if (has_sums && t > 1) count = te__cp_window_transfers(transfers, count, c, t - 1, 1);
     }
     if (!count) return TE_OK;
     TE_TRY(te_side_stream_enter(side, c->r->ctx));
@@ -362,77 +484,112 @@ TE_API te_status te__cp_ring_pass(const te__cp_call *c, int t, int has_kv, int h
 TE_API te_status te__cp_ring_join(const te__cp_call *c) {
     return te_side_stream_join((te_side_stream *)c->group->comm->cp_side, c->r->ctx);
 }
-/* The number of blocks that chunk j of this rank's queries sees: the launches that te__cp_ring_forward merges. */
-TE_API int te__cp_blocks_of(const te__cp_call *c, int j) { return !c->is_causal || j ? c->n : c->rank + 1; }
+/* The arguments of a launch. */
+TE_API te_attention_args te__cp_piece_args(const te__cp_call *c, int i, const te__cp_piece *p) {
+    te_attention_args a = te__cp_launch_args(c, i, p->j, p->kv, p->keys);
+    a.seq = p->rows;
+    a.qkv = (const char *)a.qkv + (size_t)((int64_t)p->row * c->q_cols) * c->size;
+    a.out = (char *)a.out + (size_t)((int64_t)p->row * c->o_cols) * c->size;
+    if (c->is_backward) a.dout = (const char *)a.dout + (size_t)((int64_t)p->row * c->o_cols) * c->size;
+    return a;
+}
 /* Runs one launch of forward and merges its output. merged: how many launches of these queries came before. */
-TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, int t, te__cp_pair p, int merged) {
+TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, const te__cp_piece *p, int merged, int is_last) {
     te_cp_merge_args m;
     const int64_t stats = (int64_t)c->heads * c->chunk,
                   vectors = (int64_t)c->chunk * c->heads * ((c->value_dim + 7) / 8);
-    const int is_last = merged + 1 == te__cp_blocks_of(c, p.j);
-    te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
-    float *const lse = c->lse + (int64_t)p.j * 3 * stats; /* of this launch; behind it the sums of two merges */
+    const te_attention_args whole = te__cp_launch_args(c, i, p->j, p->kv, p->keys);
+    te_attention_args a = te__cp_piece_args(c, i, p);
+    float *const lse = c->lse + (int64_t)p->j * 3 * stats; /* of this launch; behind it the sums of two merges */
     memset(&m, 0, sizeof m);
-    m.out = is_last ? a.out : 0, m.new_lse = is_last && a.lse ? a.lse : lse + (1 + merged % 2) * stats;
+    m.out = is_last ? whole.out : 0, m.new_lse = is_last && whole.lse ? whole.lse : lse + (1 + merged % 2) * stats;
     m.lse = lse + (1 + (merged + 1) % 2) * stats, m.is_first = merged == 0;
     a.out = c->part, a.lse = lse;
-    TE_TRY((p.is_first ? c->k->first : c->k->rest)(c->r->ctx, &a));
-    m.sum = c->sum + (int64_t)p.j * c->chunk * c->o_cols, m.part = c->part, m.part_lse = lse;
+    TE_TRY(p->launch(c->r->ctx, &a));
+    m.sum = c->sum + (int64_t)p->j * c->chunk * c->o_cols, m.part = c->part, m.part_lse = lse;
+    m.part_first = p->row, m.part_rows = p->rows;
     m.rows = c->chunk, m.heads = c->heads, m.dim = c->value_dim, m.dtype = c->dtype;
     return te_cp_merge_launch(c->r->ctx, te__grid_of(te_ceil_div(vectors, TE_CP_VECTORS), 1), &m);
 }
 /* Runs one launch of backward and adds its dq to the sum of these queries. Its dkv is in c->dkv. */
-TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, int t, te__cp_pair p) {
-    te_attention_args a = te__cp_launch_args(c, i, p.j, te__cp_block(c, t), p.chunks);
+TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, const te__cp_piece *p, int is_first) {
+    te_attention_args a = te__cp_piece_args(c, i, p);
     a.dqkv = c->dq, a.dkv = c->dkv;
-    TE_TRY((p.is_first ? c->k->first : c->k->rest)(c->r->ctx, &a));
-    te_cp_sum_args s = te__cp_sum_of(c->dq_sum + (int64_t)p.j * c->chunk * c->q_cols, c->q_cols, TE_f32, c->dq,
-                                     c->q_cols, c->dtype, c->chunk, c->q_cols);
-    s.accumulate = !p.is_first;
+    if (p->rows < c->chunk) { /* lse and delta are [heads, rows] in a launch */
+        te_cp_sum_args s = te__cp_sum_of(c->lse, p->rows, TE_f32, a.lse + p->row, c->chunk, TE_f32, c->heads, p->rows);
+        TE_TRY(te__cp_sum_run(c, &s));
+        a.lse = c->lse, a.delta = c->lse + (int64_t)c->heads * c->chunk;
+    }
+    TE_TRY(p->launch(c->r->ctx, &a));
+    te_cp_sum_args s = te__cp_sum_of(c->dq_sum + ((int64_t)p->j * c->chunk + p->row) * c->q_cols, c->q_cols, TE_f32,
+                                     c->dq, c->q_cols, c->dtype, p->rows, c->q_cols);
+    s.accumulate = !is_first;
     return te__cp_sum_run(c, &s);
 }
-/* Adds c->dkv, the gradients of a launch, to those of the block of step t. */
-TE_API te_status te__cp_ring_add(const te__cp_call *c, int t, te__cp_pair p) {
-    te_cp_sum_args s = te__cp_sum_of(te__cp_block_sum(c, t), c->kv_cols, TE_f32, c->dkv, c->kv_cols, c->dtype,
-                                     p.chunks * c->chunk, c->kv_cols);
+/* Adds c->dkv, the gradients of a launch, to the sums of its keys. */
+TE_API te_status te__cp_ring_add(const te__cp_call *c, const te__cp_piece *p) {
+    te_cp_sum_args s = te__cp_sum_of(p->dkv, c->kv_cols, TE_f32, c->dkv, c->kv_cols, c->dtype, p->keys, c->kv_cols);
     s.accumulate = 1;
     return te__cp_sum_run(c, &s);
 }
+/* Sets block number k of the sums of gradients to zeros. */
+TE_API te_status te__cp_clear_sums(const te__cp_call *c, int k) {
+    return te_fill(c->r->ctx, te__cp_block_sum(c, k), 0, (size_t)te__cp_block_elements(c) * sizeof(float));
+}
+/* Waits for the gradients that arrive in step t. */
+TE_API te_status te__cp_ring_arrive(const te__cp_call *c, int t) {
+    TE_TRY(te__cp_ring_join(c));
+    return c->left < 0 ? TE_OK : te__cp_window_add(c, t - 1);
+}
 /* The steps of backward of sequence i. */
 TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
-    const int width = c->q_cols + c->kv_cols;
-    const size_t sum_bytes = (size_t)((int64_t)2 * c->chunk * c->kv_cols) * sizeof(float);
-    TE_TRY(te_fill(c->r->ctx, te__cp_block_sum(c, 0), 0, sum_bytes));
-    for (int t = 0; t < c->n; t++) {
-        te__cp_pair pair[2];
-        const int count = te__cp_pairs(pair, c, t);
-        TE_TRY(te__cp_ring_pass(c, t, t + 1 < c->n, t > 0));
-        for (int k = 0; k < count; k++) {
-            TE_TRY(te__cp_ring_backward(c, i, t, pair[k]));
-            if (k == 0) TE_TRY(te__cp_ring_join(c)); /* the gradients of this block have arrived */
-            TE_TRY(te__cp_ring_add(c, t, pair[k]));
+    const int width = c->q_cols + c->kv_cols, steps = te__cp_steps(c);
+    TE_TRY(te__cp_clear_sums(c, c->left < 0 ? 0 : TE__CP_HOME));
+    for (int t = 0; t < steps; t++) {
+        const te__cp_pieces p = te__cp_pieces_of(c, t);
+        TE_TRY(te__cp_ring_pass(c, t, t + 1 < steps, t > 0));
+        if (c->left >= 0) TE_TRY(te__cp_clear_sums(c, t % 2));
+        for (int k = 0; k < p.count; k++) {
+            TE_TRY(te__cp_ring_backward(c, i, &p.piece[k], t == 0));
+            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window: the sums of this block */
+            TE_TRY(te__cp_ring_add(c, &p.piece[k]));
         }
+        if (!p.count) TE_TRY(te__cp_ring_arrive(c, t));
     }
-    TE_TRY(te__cp_ring_pass(c, c->n, 0, 1)); /* to the owners */
-    TE_TRY(te__cp_ring_join(c));
+    const int has_window = c->left >= 0;
+    te_cp_sum_args s = te__cp_sum_of(c->dkv, c->kv_cols, c->dtype, te__cp_block_sum(c, (steps + 1) % 2), c->kv_cols,
+                                     TE_f32, 2 * c->chunk, c->kv_cols);
+    if (!has_window) TE_TRY(te__cp_sum_run(c, &s)); /* rounds once, before the gradients are sent */
+    TE_TRY(te__cp_ring_pass(c, steps, 0, 1));       /* to the owners, while dq is rounded */
     for (int j = 0; j < 2; j++) {
-        const float *dkv = te__cp_block_sum(c, c->n) + (int64_t)j * c->chunk * c->kv_cols;
         const float *dq = c->dq_sum + (int64_t)j * c->chunk * c->q_cols;
-        te_cp_sum_args s =
-            te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, dkv, c->kv_cols, TE_f32, c->chunk, c->kv_cols);
-        TE_TRY(te__cp_sum_run(c, &s));
         s = te__cp_sum_of(te__cp_gradient(c, i, j, 0), width, c->dtype, dq, c->q_cols, TE_f32, c->chunk, c->q_cols);
+        TE_TRY(te__cp_sum_run(c, &s));
+    }
+    TE_TRY(te__cp_ring_arrive(c, steps));
+    const void *dkv = has_window ? (const void *)te__cp_block_sum(c, TE__CP_HOME) : (const void *)te__cp_block(c, 0);
+    const te_dtype dtype = has_window ? TE_f32 : c->dtype;
+    for (int j = 0; j < 2; j++) {
+        const char *of_chunk = (const char *)dkv + (size_t)((int64_t)j * c->chunk * c->kv_cols) * te_dtype_bytes(dtype);
+        s = te__cp_sum_of(te__cp_gradient(c, i, j, 1), width, c->dtype, of_chunk, c->kv_cols, dtype, c->chunk,
+                          c->kv_cols);
         TE_TRY(te__cp_sum_run(c, &s));
     }
     return TE_OK;
 }
 TE_API te_status te__cp_ring_forward_steps(const te__cp_call *c, int i) {
-    int merged[2] = {0, 0};
-    for (int t = 0; t < c->n; t++) {
-        te__cp_pair pair[2];
-        const int count = te__cp_pairs(pair, c, t);
-        TE_TRY(te__cp_ring_pass(c, t, t + 1 < c->n, 0));
-        for (int k = 0; k < count; k++) TE_TRY(te__cp_ring_forward(c, i, t, pair[k], merged[pair[k].j]++));
+    int merged[2] = {0, 0}, launches[2] = {0, 0};
+    for (int t = 0; t < te__cp_steps(c); t++) {
+        const te__cp_pieces p = te__cp_pieces_of(c, t);
+        for (int k = 0; k < p.count; k++) launches[p.piece[k].j]++;
+    }
+    for (int t = 0; t < te__cp_steps(c); t++) {
+        const te__cp_pieces p = te__cp_pieces_of(c, t);
+        TE_TRY(te__cp_ring_pass(c, t, t + 1 < te__cp_steps(c), 0));
+        for (int k = 0; k < p.count; k++) {
+            const int j = p.piece[k].j, before = merged[j]++;
+            TE_TRY(te__cp_ring_forward(c, i, &p.piece[k], before, before + 1 == launches[j]));
+        }
         TE_TRY(te__cp_ring_join(c));
     }
     return TE_OK;
@@ -440,17 +597,19 @@ TE_API te_status te__cp_ring_forward_steps(const te__cp_call *c, int i) {
 TE_API te_status te__cp_ring_run(te_run *r, const te_op *op, const te_attention_args *a, const te_cp_kernels *k) {
     te__cp_call c = te__cp_call_of(r, op, a, k);
     const int64_t rows = te__capacity_rows(r);
-    const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes;
+    const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes, has_window = c.left >= 0;
+    const int own = has_window ? TE__CP_OWN : 0; /* the block of this rank's keys and values */
     const size_t scratch = is_backward && r->ctx ? k->scratch_bytes(r->ctx, rows) : 0;
-    char *sum, *lse;
+    char *sum, *lse = 0, *dkv_sum;
     TE_TRY(te__cp_take(&c, &c.q, rows, c.q_cols, c.size));
-    TE_TRY(te__cp_take(&c, &c.kv, 2 * rows, c.kv_cols, c.size));
+    TE_TRY(te__cp_take(&c, &c.kv, (has_window ? 3 : 2) * rows, c.kv_cols, c.size));
     if (is_backward) {
         TE_TRY(te__cp_take(&c, &c.dkv, rows, c.kv_cols, c.size));
         TE_TRY(te__cp_take(&c, &c.dq, rows, c.q_cols, c.size));
         TE_TRY(te__cp_take(&c, &sum, rows, c.q_cols, sizeof(float)));
-        TE_TRY(te__cp_take(&c, &lse, 2 * rows, c.kv_cols, sizeof(float)));
-        c.dq_sum = (float *)(void *)sum, c.dkv_sum = (float *)(void *)lse;
+        TE_TRY(te__cp_take(&c, &dkv_sum, (has_window ? 4 : 2) * rows, c.kv_cols, sizeof(float)));
+        if (has_window) TE_TRY(te__cp_take(&c, &lse, rows, c.heads, sizeof(float)));
+        c.dq_sum = (float *)(void *)sum, c.dkv_sum = (float *)(void *)dkv_sum, c.lse = (float *)(void *)lse;
     } else {
         TE_TRY(te__cp_take(&c, &c.part, rows, c.o_cols, c.size));
         TE_TRY(te__cp_take(&c, &sum, rows, c.o_cols, sizeof(float)));
@@ -458,11 +617,11 @@ TE_API te_status te__cp_ring_run(te_run *r, const te_op *op, const te_attention_
         c.sum = (float *)(void *)sum, c.lse = (float *)(void *)lse;
     }
     if (scratch) TE_TRY(te__scratch(r, &c.scratch, scratch));
-    for (int i = 0; !r->dry && i < a->batch; i++) {
+    for (int i = 0; !r->dry && i < c.batch; i++) {
         for (int j = 0; j < 2; j++) {
+            const size_t of_chunk = (size_t)((int64_t)j * c.chunk * c.kv_cols) * c.size;
             TE_TRY(te__cp_split(&c, c.q + (size_t)((int64_t)j * c.chunk * c.q_cols) * c.size, i, j, 0));
-            TE_TRY(
-                te__cp_split(&c, te__cp_block(&c, 0) + (size_t)((int64_t)j * c.chunk * c.kv_cols) * c.size, i, j, 1));
+            TE_TRY(te__cp_split(&c, te__cp_block(&c, own) + of_chunk, i, j, 1));
         }
         TE_TRY(is_backward ? te__cp_ring_backward_steps(&c, i) : te__cp_ring_forward_steps(&c, i));
     }

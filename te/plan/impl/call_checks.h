@@ -13,7 +13,7 @@
 /* Check the members of te_batch that describe packed sequences of different lengths (core/tensor.h). cu_seqlens lies in
  * target memory, so its values can be checked only if the target is the host. */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
-    const int64_t rows = (int64_t)b->batch * b->seq;
+    const int64_t rows = (int64_t)b->batch * b->seq * (b->context ? te_cp_group(ctx)->size : 1);
     if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
     TE_REQUIRE(b->sequences > 0 && b->sequences <= rows, ctx, TE_ERROR_SHAPE,
                "%s: batch.sequences is %d; with cu_seqlens it is 1 to the number of rows, %lld", name, b->sequences,
@@ -62,9 +62,12 @@ TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_c
                b->seq);
     TE_REQUIRE((int64_t)b->seq * g->size <= INT32_MAX / 2, ctx, TE_ERROR_OVERFLOW,
                "%s: batch.seq %d on %d ranks is too large", name, b->seq, g->size);
-    TE_REQUIRE(!b->cu_seqlens && !b->cache && !b->positions && !b->position, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(!b->cache && !b->positions && !b->position, ctx, TE_ERROR_VALUE,
                "%s: batch.context does not go with batch.%s", name,
-               b->cu_seqlens ? "cu_seqlens" : b->cache ? "cache" : b->positions ? "positions" : "position");
+               b->cache ? "cache" : b->positions ? "positions" : "position");
+    TE_REQUIRE(!b->cu_seqlens || b->batch == 1, ctx, TE_ERROR_SHAPE,
+               "%s: batch.batch is %d; with batch.context and batch.cu_seqlens it is 1: the ranks split one sequence",
+               name, b->batch);
     for (int i = 0; i < plan->op_count; i++) {
         const te_op *op = &plan->op[i];
         TE_REQUIRE(op->out_rows != TE_ROWS_sequences && !(op->flags & (TE_OF_SEQUENCES | TE_IS_CROSS)), ctx,

@@ -169,12 +169,14 @@ TE_API te_cp_shard te__cp_shard_of(const te_run *r) {
     if (r->batch && r->batch->context) s.rank = te_cp_group(r->ctx)->rank, s.ranks = te_cp_group(r->ctx)->size;
     return s;
 }
-/* Return the rows at which the sequences of the batch begin and end, as a te_sequences (core/tensor.h). */
+/* Return the rows at which the sequences of the batch begin and end, as a te_sequences (core/tensor.h). With
+ * batch.context and cu_seqlens these are rows of the whole packed sequence, of which this rank has a part. */
 TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
     s.first = b ? b->cu_seqlens : 0, s.count = (int)r->sequences, s.rows = (int)r->tokens;
-    s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, r->tokens) : b->seq;
+    if (s.first) s.rows *= te__cp_shard_of(r).ranks;
+    s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, s.rows) : b->seq;
     return s;
 }
 /* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
