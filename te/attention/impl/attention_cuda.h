@@ -238,7 +238,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     static te_status launch(te_context *ctx, te__attn_backward_kernels *k, const te_attention_args *a,
                             const char *name) {
         TE_TRY((te__attention_check_variant<HEADS, F>(ctx, a, name)));
-        const int can_use_sm90 = a->scratch && te__attn_every_query_sees_a_key<F>(a) && sm90::pays(a, ctx->processors);
+        const int can_use_sm90 = a->scratch && te__attn_every_query_sees_a_key<F>(a) && sm90::pays(a);
         const te__tensor_map_encode_fn encode = can_use_sm90 ? ready(ctx, k) : 0;
         if (encode) return sm90::launch(ctx, k->delta, k->wgmma.kernel, k->round, encode, a, name);
         TE_TRY((te__attn_check_only_sm90<sm90, F>(ctx, name)));

@@ -256,29 +256,11 @@ struct te__attn_sm90_backward {
         }
     };
 
-    /* Returns the number of key tiles of a band, unless a sequence has fewer. clusters: how many clusters run at the
-     * same time (in a kernel without clusters: how many blocks).
-     *
-     * A key tile adds its dQ after the earlier bands of its head. With a mask, a band has so many key tiles that one
-     * band of each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier
-     * one for which it would wait. Without a mask, the key tiles of a band also wait for each other all the time, so
-     * one band of each head must not take more than all multiprocessors: else a part of a band would wait for its last
-     * key tiles until those of other bands end. But a band has no more key tiles than can run at the same time, because
-     * a key tile may wait for key tiles of its band that are scheduled later. */
-    static int band(const te_attention_args *a, int clusters) {
-        /* the number of heads of K and V whose bands of key tiles are scheduled together */
-        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS;
-        const int64_t tiles = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
-        return (int)te_min(clusters, te_max(TE__ATTN_BWD_MIN_BAND, tiles));
-    }
     /* Returns whether these kernels are faster than those of attention_sm80_backward.h, which use mma.sync. They are
      * slower only in cross-attention with many key tiles and few queries, because there the blocks spend much time
-     * waiting for their turn to add dQ (measurements: docs/notes/attention_sm90.md). The key tiles of a band do not
-     * wait for long if there are twice as many tiles of queries. */
-    static int pays(const te_attention_args *a, int processors) {
-        const int64_t tiles = te_ceil_div(a->seq, traits::QUERIES);
-        return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * tiles ||
-               tiles >= 2 * (int64_t)band(a, processors / traits::CLUSTER);
+     * waiting for their turn to add dQ (measurements: docs/notes/attention_sm90.md). */
+    static int pays(const te_attention_args *a) {
+        return !F::CROSS || te_ceil_div(a->kv_seq, traits::KEYS) <= 2 * te_ceil_div(a->seq, traits::QUERIES);
     }
     /* Returns the size in bytes of the scratch memory for `rows` tokens, however they are divided into sequences (at
      * most one sequence for each token). The scratch memory holds dQ in f32, the ticket and the semaphores. */
@@ -288,12 +270,20 @@ struct te__attn_sm90_backward {
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
     /* Computes the members of *p that the tile scheduler uses: the numbers of tiles, of items, of semaphores and of key
-     * tiles of a band. */
+     * tiles of a band. clusters: how many clusters run at the same time (in a kernel without clusters: how many
+     * blocks). */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
+        /* the number of heads of K and V whose bands of key tiles are scheduled together */
+        const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS;
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        p->band = (int)te_min(p->key_tiles, band(a, clusters));
+        /* A key tile adds its dQ after the earlier bands of its head. So a band has so many key tiles that one band of
+         * each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier one
+         * for which it would wait. But a band has no more key tiles than can run at the same time, because a key tile
+         * may wait for key tiles of its band that are scheduled later. */
+        p->band = (int)te_min(te_min(p->key_tiles, clusters),
+                              te_max(TE__ATTN_BWD_MIN_BAND, te_ceil_div(clusters, heads)));
         if (F::VARLEN) {
             p->key_tiles = te_sequence_tiles(&p->sequences, traits::KEYS), p->items = p->key_tiles * KV_HEADS;
             p->query_tiles = te_sequence_tiles(&p->sequences, traits::QUERIES);
@@ -342,7 +332,7 @@ struct te__attn_sm90_backward<T, HEADS, KV_HEADS, D, F, false> {
         static __device__ __forceinline__ void body(const args *) {}
     };
     typedef wgmma delta, round;
-    static int pays(const te_attention_args *, int) { return 0; }
+    static int pays(const te_attention_args *) { return 0; }
     static size_t scratch_bytes(int64_t) { return 0; }
     static te_status launch(te_context *, const void *, const void *, const void *, te__tensor_map_encode_fn,
                             const te_attention_args *, const char *) {
