@@ -79,9 +79,8 @@ TE_FN void te_token_sum_body(const te_token_sum_args *a, te_block b) {
 TE_KERNEL_IF_USED(te_token_sum, TE_TOKEN_LANES * TE_TOKEN_WARPS, 1, te_token_sum_args,
                   te_token_sum_body(te_args, te_at))
 
-/* ---- CUDA: through mapped memory --------------------------------------------------------------------------------- */
+/* ---- rows stored in the memory of other ranks -------------------------------------------------------------------- */
 
-#if TE_HAS_COMM_OVERLAP
 /* The rows lie at from + (token - first) * row_bytes. With `home`, those of the tokens that have visited this rank go
  * back to the tokens' ranks; else this rank's own go to the ranks of their experts. to[r]: the row of token 0 or, with
  * `home`, of the first token of rank r, in the memory of rank r. */
@@ -94,12 +93,18 @@ typedef struct te_token_send_args {
     int rank, ranks, top_k, experts, home;
 } te_token_send_args;
 TE_FN void te__token_copy(char *to, const char *from, int64_t bytes, int lane) {
+#if TE_CUDA
     for (int64_t at = lane * 16; at < bytes; at += TE_TOKEN_LANES * 16) *(uint4 *)(to + at) = *(const uint4 *)(from + at);
+#else
+    (void)lane, memcpy(to, from, (size_t)bytes);
+#endif
 }
 /* Memory traffic: reads the rows, and stores each once for each rank to which it goes. A warp has a token. */
 TE_FN void te_token_send_body(const te_token_send_args *a, te_block b) {
-    const int lane = (int)threadIdx.x % TE_TOKEN_LANES;
-    const int64_t i = (int64_t)b.x * TE_TOKEN_WARPS + threadIdx.x / TE_TOKEN_LANES, token = a->first + i;
+    int group;
+    const te_lanes g = te_lanes_here(TE_TOKEN_LANES * TE_TOKEN_WARPS, &group);
+    const int lane = g.id % TE_TOKEN_LANES;
+    const int64_t i = (int64_t)b.x * TE_TOKEN_WARPS + g.id / TE_TOKEN_LANES, token = a->first + i;
     if (i >= a->count) return;
     const char *row = a->from + i * a->row_bytes;
     const int32_t *expert = a->expert + token * a->top_k;
@@ -117,6 +122,17 @@ TE_FN void te_token_send_body(const te_token_send_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_token_send, TE_TOKEN_LANES * TE_TOKEN_WARPS, 1, te_token_send_args,
                   te_token_send_body(te_args, te_at))
+/* Sets *a to send the rows of e as rank `rank`. at[r]: where rank r receives [tokens, width]. */
+TE_API void te__token_send_args_of(te_token_send_args *a, const te_token_exchange *e, const void *from,
+                                   char *const *at, int rank, int ranks, int home) {
+    memset(a, 0, sizeof *a);
+    a->from = (const char *)from, a->expert = e->expert, a->row_bytes = te__token_row_bytes(e), a->home = home;
+    a->rank = rank, a->ranks = ranks, a->rank_tokens = e->tokens / ranks, a->top_k = e->top_k, a->experts = e->experts;
+    a->first = home ? 0 : rank * a->rank_tokens, a->count = home ? e->tokens : a->rank_tokens;
+    for (int r = 0; r < ranks; r++) a->to[r] = at[r] + (home ? rank * a->rank_tokens * a->row_bytes : 0);
+}
+
+#if TE_HAS_COMM_OVERLAP
 /* Says to all other ranks that this rank's rows are there, and waits until theirs are. One block, so that waiting
  * occupies one multiprocessor only. te_token_send has ended before, as a kernel of the same stream. */
 TE_FN void te__token_arrival_body(const te__handshake_args *a) {
@@ -139,15 +155,11 @@ TE_IF_USED TE_API te_status te__tokens_send(const te_token_exchange *e, const te
                                             int home, te_context *ctx) {
     te_token_send_args a;
     te__handshake_args arrival;
-    memset(&a, 0, sizeof a), memset(&arrival, 0, sizeof arrival);
-    a.from = (const char *)from, a.expert = e->expert, a.row_bytes = te__token_row_bytes(e), a.home = home;
-    a.rank = m->rank, a.ranks = m->ranks, a.rank_tokens = e->tokens / m->ranks;
-    a.top_k = e->top_k, a.experts = e->experts;
-    a.first = home ? 0 : m->rank * a.rank_tokens, a.count = home ? e->tokens : a.rank_tokens;
-    for (int r = 0; r < m->ranks; r++)
-        a.to[r] = te__overlap_workspace(m, r) + (home ? m->rank * a.rank_tokens * a.row_bytes : 0),
-        arrival.flags[r] = te__rank_flags(m, r);
+    char *at[TE_MAX_RANKS];
+    memset(&arrival, 0, sizeof arrival);
+    for (int r = 0; r < m->ranks; r++) at[r] = te__overlap_workspace(m, r), arrival.flags[r] = te__rank_flags(m, r);
     arrival.rank = m->rank, arrival.ranks = m->ranks, arrival.timeout = te__peer_timeout_of(m);
+    te__token_send_args_of(&a, e, from, at, m->rank, m->ranks, home);
     TE_TRY(te__handshake_run(m, ctx));
     TE_TRY(te_token_send_launch(ctx, te__grid_of(te_ceil_div(a.count, TE_TOKEN_WARPS), 1), &a));
     return te__token_arrival_launch(ctx, te__grid_of(1, 1), &arrival);
