@@ -200,8 +200,8 @@
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 /* Here each rank also has E / N of the experts (expert parallelism), all columns of each; N must divide E, and need not
- * divide F. With _SP, all ranks gather all rows in front of the experts, and sum them behind. With _EP, which is for the
- * same lists, the router sends each row only to the ranks of its experts: (dispatch, all_to_all). */
+ * divide F. With _SP, all ranks gather all rows in front of the experts, and sum them behind. With _EP, which is for
+ * the same lists, the router sends each row only to the ranks of its experts: (dispatch, all_to_all). */
 #define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \

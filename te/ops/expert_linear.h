@@ -146,7 +146,7 @@ TE_IF_USED TE_API te_status te__combine_run(te_run *r, const te_step *s, te_rout
     if (returns) TE_TRY(te__acquire(r, &part, TE_ROWS_tokens, r->plan->op[i].out, r->plan->dtype));
     a.y = part.data;
     if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
-    if (returns) TE_TRY(te__return_tokens(y, r, router, part, 0));
+    if (returns) TE_TRY(te__return(y, r, router, part, 0));
     te__set_current(r, y);
     if (r->pass == TE_INFER) te__set_edge(r, router, te__no_value());
     return TE_OK;

@@ -19,11 +19,11 @@
 #ifndef TE_OPS_ROUTER_H
 #define TE_OPS_ROUTER_H
 
-#include "../comm/impl/token_exchange.h" /* te__tokens_dispatch */
 #include "../core/math.h"               /* te_exp, te_sigmoid */
 #include "../core/tensor_kernels.h"     /* te_fill */
 #include "../gemm/impl/gemm_dispatch.h" /* te__gemm_scratch */
 #include "../plan/impl/gradients.h"     /* te__accumulates */
+#include "impl/token_exchange.h"        /* te__tokens_dispatch */
 #include "residual.h"                   /* TE_FORK_OF */
 
 /* ---- (router, r, hidden, experts, ..) ---------------------------------------------------------------------------- */
@@ -43,10 +43,10 @@
  *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
  *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. The
  *                          rows of the other ranks' experts are not computed: the combine's output is a partial sum
- *     (dispatch, all_gather)   with (ranks, N): all_gather: x has the rows of all ranks, so an all_gather stands in front
- *                          of the router, and a reduce_scatter behind the combine. all_to_all: x and the combine's
- *                          output have the rows of this rank (TE_ROWS_shard), and the two ops send a token's row only to
- *                          the ranks of its experts, and back (te/comm/impl/token_exchange.h)
+ *     (dispatch, all_gather)   with (ranks, N). all_gather: x has the rows of all ranks, so an all_gather stands in
+ *                          front of the router, and a reduce_scatter behind the combine. all_to_all: x and the output
+ *                          of the combine have the rows of this rank (TE_ROWS_shard), and the two ops send a token's
+ *                          row only to the ranks of its experts, and back (impl/token_exchange.h)
  * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
  * derivative is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
@@ -54,21 +54,19 @@
 #define TE_IN_router(op) (TE_ARG1(op, 0))
 #define TE_EXPERTS_router(op) ((int)(TE_ARG2(op, 0)))
 #define TE_RANKS_router(op) TE_RANKS_OPTION(op)
-#define TE_ROWS_router(op, in) \
+#define TE_ROWS_router(op, in)                                                                      \
     (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)) | TE_ROUTED_ROWS_OF_RANKS(TE_RANKS_OPTION(op)) | \
      (TE__EXCHANGES(op) ? (int)TE_ROWS_exchanged : 0))
 /* With (ranks, N) each rank adds its experts' part to dx and to the gradient of the weight. */
-#define TE_LAYOUT_router(op, in)                       \
-    (TE__EXCHANGES(op)          ? (int)TE_LAYOUT_exchanged    \
-     : TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad \
-                                : (int)(in))
-#define TE_LAYOUT_FITS_router(op, in)                                                             \
+#define TE_LAYOUT_router(op, in) \
+    (TE__EXCHANGES(op) ? (int)TE_LAYOUT_exchanged : TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)(in))
+#define TE_LAYOUT_FITS_router(op, in)                                                            \
     ((int)(in) == (TE_HAS_OPTION(op, ranks) && !TE__EXCHANGES(op) ? (int)TE_LAYOUT_partial_grad \
                                                                   : (int)TE_LAYOUT_replicated))
 /* A router that exchanges rows saves those that it has received (te__saved_input_bytes), this rank's among them. */
 #define TE_FLAGS_router(op) (TE__EXCHANGES(op) ? 0 : (int)TE_SAVES_INPUT)
-#define TE_STATS_router(op)                                                                                      \
-    TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), TE__EXCHANGES(op) ? (int)TE_OF_RANKS(op, TE_ARG2(op, 0)) : (int)(TE_ARG2(op, 0)), \
+#define TE_STATS_router(op)                                                                                        \
+    TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)(TE_ARG2(op, 0)) / (TE__EXCHANGES(op) ? TE_RANKS_OPTION(op) : 1), \
                        (int)TE__TOP_K(op))
 #define TE_PARAMS_router(op, in, out) TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS2, TE__ROUTER_PARAMS1)(op)
 #define TE__ROUTER_PARAMS1(op) ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal))
@@ -576,7 +574,8 @@ typedef struct te_router_kernels { te_router_launch_fn first, second; } te_route
                   (int)TE_##dtype, (int)TE_##dtype)
 #define TE_CUSTOM_router_forward(name, model, dtype, op)                                                             \
     TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_##dtype, TE__EXCHANGES(op))                            \
-    TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op), TE__TOKEN_FORMATS(model, dtype, op), 1) \
+    TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
+                      TE__TOKEN_FORMATS(model, dtype, op), 1)                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_router_kernels kernels = {name##_choose_launch, name##_launch};                                     \
         return te__router_step(r, s, &kernels);                                                                      \
@@ -605,35 +604,14 @@ TE_API te_value te__tokens_of(const te_run *r, int router) {
     if (!te__is_exchange(r->plan, router)) return te__input_of(r, router);
     return te__value_of(r->saved_input[router], r->plan->dtype, r->tokens, r->plan->op[router].in);
 }
-/* Sends the rows of *v, one for each token of this rank, to the ranks of the experts, and sets *v to those that this rank
- * has received: a row for each token of all ranks, which is defined if the token has an expert here. In forward the
- * rows are saved as the router's input. */
+/* Sends rows to the ranks of the experts of `router` (te__dispatch_rows). In forward those that arrive are saved. */
 TE_IF_USED TE_API te_status te__dispatch(te_value *v, te_run *r, int router) {
     const te_token_exchange e = te__exchange_of(r, router);
-    void *scratch = 0;
-    te_value all = te__tokens_of(r, router);
-    TE_TRY(te__convert_value(v, r, e.dtype));
-    if (r->pass != TE_FORWARD) TE_TRY(te__acquire(r, &all, TE_ROWS_tokens, e.width, e.dtype));
-    const size_t bytes = te__token_scratch_bytes(te__capacity_rows(r), e.width, e.dtype);
-    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
-    const void *const own = v->data;
-    *v = all;
-    return r->dry ? TE_OK : te__tokens_dispatch(&e, all.data, own, scratch, r->ctx);
+    return te__dispatch_rows(v, r, &e, r->pass == TE_FORWARD ? r->saved_input[router] : 0);
 }
-/* y = for each token of this rank the sum of the rows of `all` over the ranks of its experts, and of `more`, [tokens of
- * this rank, width], unless that is null. all: [tokens of all ranks, width], in the list's dtype. */
-TE_IF_USED TE_API te_status te__return_tokens(te_value y, te_run *r, int router, te_value all, const float *more) {
+TE_IF_USED TE_API te_status te__return(te_value y, te_run *r, int router, te_value all, const float *more) {
     const te_token_exchange e = te__exchange_of(r, router);
-    te_token_sum_args a;
-    void *scratch = 0;
-    memset(&a, 0, sizeof a);
-    a.expert = e.expert + te__first_row(r, TE_ROWS_shard) * e.top_k, a.more = more, a.y = y.data, a.tokens = y.rows;
-    a.top_k = e.top_k, a.experts = e.experts, a.width = e.width, a.in = e.dtype, a.out = y.dtype;
-    const size_t bytes = te__token_scratch_bytes(te__capacity_rows(r), e.width, e.dtype);
-    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
-    if (r->dry) return TE_OK;
-    TE_TRY(te__tokens_return(&a, &e, all.data, scratch, r->ctx));
-    return te_token_sum_launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_TOKEN_WARPS), 1), &a);
+    return te__return_rows(y, r, &e, all, more);
 }
 /* Restricts *a to the tokens of this rank. */
 TE_API void te__restrict_to_rank(te_router_args *a, const te_run *r) {
@@ -767,7 +745,7 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
         else part = dx, a.more = (const float *)more.data;
         a.x = r->current.data, a.y = part.data;
         if (!r->dry && dx.data) TE_TRY(kernels->second(r->ctx, grid, &a));
-        if (exchanges && (r->dry || dx.data)) TE_TRY(te__return_tokens(dx, r, i, part, (const float *)more.data));
+        if (exchanges && (r->dry || dx.data)) TE_TRY(te__return(dx, r, i, part, (const float *)more.data));
     }
     te__set_edge(r, i, te__no_value());
     te__set_current(r, dx);

@@ -96,7 +96,7 @@ typedef enum te_rows {
                     * te_batch.memory_seq rows */
     TE_ROWS_routed = 1 << 20, /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
     TE_ROWS_of_ranks = 1 << 29, /* flag of routed rows: only those of this rank's experts are computed */
-    TE_ROWS_exchanged = 1 << 30 /* flag of these routed rows: the router has sent the tokens to the ranks */
+    TE_ROWS_exchanged = 1 << 30 /* flag of these routed rows: the router has sent them to the ranks of the experts */
 } te_rows;
 /* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
  * The kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile
@@ -121,8 +121,8 @@ typedef enum te_rank_layout {
     TE_LAYOUT_columns,      /* each rank has its own part of the columns */
     TE_LAYOUT_partial_sum,  /* each rank has a partial sum of each element; the value is the sum of these over the
                              * ranks */
-    TE_LAYOUT_exchanged     /* routed rows that a router has sent to the ranks of their experts: each rank has all columns
-                             * of its own rows, and their whole gradient */
+    TE_LAYOUT_exchanged     /* routed rows that a router has sent to the ranks of their experts: each rank has all
+                             * columns of its own rows, and their whole gradient */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */

@@ -46,7 +46,7 @@ LISTS(4)
 
 static te_context ctx;
 static te_comm comm;
-static int64_t compared, wrong, skipped;
+static int64_t compared, wrong;
 static uint64_t seed;
 
 /* ---- a transport that counts --------------------------------------------------------------------------------------- */
@@ -240,6 +240,28 @@ static te_status draw(float *to, int64_t n, float std, uint32_t stream) {
     TE_TRY(te_synchronize(&ctx));
     return te_release(&ctx, p), TE_OK;
 }
+static float rounded_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+    return memcpy(&x, &bits, 4), x;
+}
+/* Changes tokens whose choice depends on rounding, in f32 or in bf16. */
+static void avoid_ties(input *in) {
+    static float weight[EXPERTS * HIDDEN];
+    for (int i = 0; i < EXPERTS * HIDDEN; i++) weight[i] = rounded_to_bf16(in->weight[i]);
+    for (int t = 0; t < MAX_TOKENS; t++) {
+        float *const x = in->x + t * HIDDEN, near[HIDDEN];
+        double y[HIDDEN];
+        int chosen[TOP_K];
+        for (int clear = 0, tries = 0; !clear && tries < 20; tries++) {
+            x[tries] += tries ? 0.125f : 0;
+            for (int h = 0; h < HIDDEN; h++) near[h] = rounded_to_bf16(x[h]);
+            clear = token_in_doubles(y, chosen, x, in->weight, in->bias, in->up, in->down) &&
+                    token_in_doubles(y, chosen, near, weight, in->bias, in->up, in->down);
+        }
+    }
+}
 static te_status make_input(input *in, int choose, uint32_t stream) {
     const int rank = comm.tensor.rank, each = EXPERTS / comm.tensor.size;
     float *at = in->params;
@@ -249,6 +271,7 @@ static te_status make_input(input *in, int choose, uint32_t stream) {
     TE_TRY(draw(in->up, EXPERTS * 2 * FFN * HIDDEN, 0.3f, stream + 3));
     TE_TRY(draw(in->down, EXPERTS * HIDDEN * FFN, 0.3f, stream + 4));
     set_bias(in->bias, choose, each);
+    avoid_ties(in);
     memcpy(at, in->weight, sizeof in->weight), at += EXPERTS * HIDDEN;
     memcpy(at, in->bias, sizeof in->bias), at += EXPERTS;
     memcpy(at, in->up + rank * each * 2 * FFN * HIDDEN, (size_t)(each * 2 * FFN * HIDDEN) * 4), at += each * 2 * FFN * HIDDEN;
@@ -274,7 +297,7 @@ static te_status check_doubles(const results *visit, const results *gather, cons
             rows += visits && (is_mine ? q != rank : q == rank);
         }
     }
-    if (!clear) return skipped++, TE_OK;
+    if (!clear) wrong++, printf("a choice that depends on rounding\n");
     const int64_t choice = (int64_t)(ranks - 1) * tokens * TOP_K * 4, all = (int64_t)(ranks - 1) * tokens * HIDDEN * 4;
     const int64_t forward = rows * HIDDEN * 4 + 2 * choice, backward = rows * HIDDEN * 4 + choice;
     if (!TE_CUDA && (visit->forward_bytes != forward || visit->infer_bytes != forward ||
@@ -433,8 +456,7 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = run();
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (!rank)
-        printf("experts: seed %llu, %lld values of %d ranks; %lld comparisons with doubles skipped for near ties\n",
-               (unsigned long long)seed, (long long)compared, size, (long long)skipped);
+        printf("experts: seed %llu, %lld values of %d ranks\n", (unsigned long long)seed, (long long)compared, size);
     fflush(stdout);
     te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);

@@ -16,13 +16,14 @@
  *   CUDA, otherwise     The sizes of NCCL's messages would have to be read by the host. The largest size between two
  *                       ranks is a row for each token, so all-gather and reduce-scatter take the place of both ways.
  */
-#ifndef TE_COMM_TOKEN_EXCHANGE_H
-#define TE_COMM_TOKEN_EXCHANGE_H
+#ifndef TE_OPS_TOKEN_EXCHANGE_H
+#define TE_OPS_TOKEN_EXCHANGE_H
 
-#include "../../core/rank_group.h"            /* te_group, te_group_exchange */
-#include "../../core/target.h"                /* TE_KERNEL_IF_USED */
-#include "../../core/tensor.h"                /* te_load8, te_store8 */
+#include "../../core/rank_group.h"             /* te_group, te_group_exchange */
+#include "../../core/target.h"                 /* TE_KERNEL_IF_USED */
+#include "../../core/tensor.h"                 /* te_load8, te_store8 */
 #include "../../gemm/impl/gemm_comm_overlap.h" /* te__overlap_memory, te__handshake_run */
+#include "../../plan/impl/storage.h"           /* te_run, te__convert_value */
 
 typedef struct te_token_exchange {
     const te_group *group;
@@ -39,9 +40,7 @@ TE_BOTH int te__token_visits(const int32_t *expert, int top_k, int experts, int 
         if ((unsigned)(expert[j] - rank * experts) < (unsigned)experts) return 1;
     return 0;
 }
-TE_API int64_t te__token_row_bytes(const te_token_exchange *e) {
-    return e->width * (int64_t)te_dtype_bytes(e->dtype);
-}
+TE_API int64_t te__token_row_bytes(const te_token_exchange *e) { return e->width * (int64_t)te_dtype_bytes(e->dtype); }
 
 /* ---- the sum of a token's partial sums --------------------------------------------------------------------------- */
 
@@ -94,7 +93,8 @@ typedef struct te_token_send_args {
 } te_token_send_args;
 TE_FN void te__token_copy(char *to, const char *from, int64_t bytes, int lane) {
 #if TE_CUDA
-    for (int64_t at = lane * 16; at < bytes; at += TE_TOKEN_LANES * 16) *(uint4 *)(to + at) = *(const uint4 *)(from + at);
+    for (int64_t at = lane * 16; at < bytes; at += TE_TOKEN_LANES * 16)
+        *(uint4 *)(to + at) = *(const uint4 *)(from + at);
 #else
     (void)lane, memcpy(to, from, (size_t)bytes);
 #endif
@@ -256,6 +256,38 @@ TE_IF_USED TE_API te_status te__tokens_return(te_token_sum_args *a, const te_tok
     }
     a->part = own, a->parts = 1;
     return te_group_reduce_scatter(e->group, own, all, rank_tokens * e->width, e->dtype, ctx);
+}
+
+/* ---- values of a step -------------------------------------------------------------------------------------------- */
+
+/* Sends the rows of *v, one for each token of this rank, to the ranks of the experts, and sets *v to those that this
+ * rank has received: a row for each token of all ranks, which is defined if the token has an expert here. to: memory
+ * for these rows; null: the workspace. */
+TE_IF_USED TE_API te_status te__dispatch_rows(te_value *v, te_run *r, const te_token_exchange *e, void *to) {
+    te_value all = te__value_of(to, e->dtype, e->tokens, e->width);
+    void *scratch = 0;
+    TE_TRY(te__convert_value(v, r, e->dtype));
+    if (!to) TE_TRY(te__acquire(r, &all, TE_ROWS_tokens, e->width, e->dtype));
+    const size_t bytes = te__token_scratch_bytes(te__capacity_rows(r), e->width, e->dtype);
+    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
+    const void *const own = v->data;
+    *v = all;
+    return r->dry ? TE_OK : te__tokens_dispatch(e, all.data, own, scratch, r->ctx);
+}
+/* y = for each token of this rank the sum of the rows of `all` over the ranks of its experts, and of `more`, [tokens of
+ * this rank, width], unless that is null. all: as te__tokens_return needs it. */
+TE_IF_USED TE_API te_status te__return_rows(te_value y, te_run *r, const te_token_exchange *e, te_value all,
+                                            const float *more) {
+    te_token_sum_args a;
+    void *scratch = 0;
+    memset(&a, 0, sizeof a);
+    a.expert = e->expert + te__first_row(r, TE_ROWS_shard) * e->top_k, a.more = more, a.y = y.data, a.tokens = y.rows;
+    a.top_k = e->top_k, a.experts = e->experts, a.width = e->width, a.in = e->dtype, a.out = y.dtype;
+    const size_t bytes = te__token_scratch_bytes(te__capacity_rows(r), e->width, e->dtype);
+    if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
+    if (r->dry) return TE_OK;
+    TE_TRY(te__tokens_return(&a, e, all.data, scratch, r->ctx));
+    return te_token_sum_launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_TOKEN_WARPS), 1), &a);
 }
 
 #endif
