@@ -73,7 +73,7 @@ typedef struct results {
     te_param param[MAX_PARAMS];
     void *params, *saved_memory;
     float *grads, *y, *infer, *dx; /* y, infer, dx: of this rank, [tokens, HIDDEN] */
-    int64_t forward_bytes, backward_bytes, infer_bytes;
+    int64_t forward_bytes, backward_bytes, infer_bytes, saved_bytes;
 } results;
 /* Fills memory with NaN in every format. */
 static te_status poison(void *p, size_t bytes) { return te_fill(&ctx, p, 0xff, bytes); }
@@ -104,7 +104,7 @@ static te_status run_list(results *s, const te_plan *plan, const float *params, 
         params += p->rows * p->cols;
     }
     TE_TRY(memory_of(&s->saved_memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, &ctx)));
-    saved.memory = s->saved_memory;
+    saved.memory = s->saved_memory, s->saved_bytes = (int64_t)saved.bytes;
     TE_TRY(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &s->model, rows, &ctx)));
     TE_TRY(poison(ctx.workspace, ctx.workspace_bytes));
     batch.batch = comm.tensor.size, batch.seq = tokens, batch.loss_scale = 0.125f;
@@ -297,6 +297,7 @@ static te_status check_doubles(const results *visit, const results *gather, cons
             rows += visits && (is_mine ? q != rank : q == rank);
         }
     }
+    if (visit->saved_bytes > gather->saved_bytes) wrong++, printf("all_to_all saves more\n");
     if (!clear) wrong++, printf("a choice that depends on rounding\n");
     const int64_t choice = (int64_t)(ranks - 1) * tokens * TOP_K * 4, all = (int64_t)(ranks - 1) * tokens * HIDDEN * 4;
     const int64_t forward = rows * HIDDEN * 4 + 2 * choice, backward = rows * HIDDEN * 4 + choice;
