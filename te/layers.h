@@ -200,15 +200,20 @@
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 /* Here each rank also has E / N of the experts (expert parallelism), all columns of each; N must divide E, and need not
- * divide F. */
+ * divide F. With _SP, all ranks gather all rows in front of the experts, and sum them behind. With _EP, which is for
+ * the same lists, the router sends each row only to the ranks of its experts: (dispatch, all_to_all). */
 #define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_SP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
+#define TE_MIXTRAL_BLOCK_EP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
+    TE__LAYERS_MIXTRAL(TE__LAYERS_EP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_QWEN3_MOE_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_QWEN3_MOE(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_QWEN3_MOE_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_QWEN3_MOE(TE__LAYERS_SP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
+#define TE_QWEN3_MOE_BLOCK_EP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
+    TE__LAYERS_QWEN3_MOE(TE__LAYERS_EP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_GEMMA2_BLOCK_TP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, copy_to_group, all_reduce, N)
 #define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
@@ -296,12 +301,24 @@
 #define TE__LAYERS_TP_enter(name) (copy_to_group, name)
 #define TE__LAYERS_TP_leave(name) (all_reduce, name)
 #define TE__LAYERS_TP_end(b, NEXT, NORM, H, EPS)
+#define TE__LAYERS_TP_to_experts(name) (copy_to_group, name),
+#define TE__LAYERS_TP_router_option(none)
+#define TE__LAYERS_TP_from_experts(name) (all_reduce, name),
 #define TE__LAYERS_SP(WHAT, ...) TE__LAYERS_SP_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_SP_begin(b, NORM, H, EPS) \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (all_gather, b##_enter1)
 #define TE__LAYERS_SP_enter(name) (all_gather, name)
 #define TE__LAYERS_SP_leave(name) (reduce_scatter, name)
 #define TE__LAYERS_SP_end(b, NEXT, NORM, H, EPS)
+#define TE__LAYERS_SP_to_experts(name) (all_gather, name),
+#define TE__LAYERS_SP_router_option(none)
+#define TE__LAYERS_SP_from_experts(name) (reduce_scatter, name),
+#define TE__LAYERS_EP(WHAT, ...) TE__LAYERS_EP_##WHAT(__VA_ARGS__)
+#define TE__LAYERS_EP_begin TE__LAYERS_SP_begin
+#define TE__LAYERS_EP_leave TE__LAYERS_SP_leave
+#define TE__LAYERS_EP_to_experts(name)
+#define TE__LAYERS_EP_router_option(none) , (dispatch, all_to_all)
+#define TE__LAYERS_EP_from_experts(name)
 #define TE__LAYERS_TP_NORM_LAST(WHAT, ...) TE__LAYERS_TP_NORM_LAST_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_TP_NORM_LAST_begin(b, NORM, H, EPS) (copy_to_group, b##_enter1), (input, b##_x1, H)
 #define TE__LAYERS_TP_NORM_LAST_enter TE__LAYERS_TP_enter
@@ -345,9 +362,9 @@
     ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, ((base, BASE)))                                      \
     (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                  \
     (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), FORM(leave, b##_leave1), (add, b##_x1),   \
-    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, EPS)), FORM(enter, b##_enter2),                                      \
-    (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1), (ranks, N)),                                          \
-    TE__LAYERS_EXPERT_MLP(b, H, F, TE__LAYERS_PART(E, N)), FORM(leave, b##_leave2), (add, b##_x2)
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, EPS)), FORM(to_experts, b##_enter2)                                  \
+    (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1), (ranks, N) FORM(router_option, ~)),                   \
+    TE__LAYERS_EXPERT_MLP(b, H, F, TE__LAYERS_PART(E, N)), FORM(from_experts, b##_leave2) (add, b##_x2)
 #define TE__LAYERS_MIXTRAL(FORM, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)                                             \
     TE__LAYERS_EXPERT_RANKS(FORM, b, 1e-5f, H, F, HEADS, KV, D, BASE, TE__LAYERS_ROPE_WITH, E, TOP_K, N)
 #define TE__LAYERS_QWEN3_MOE(FORM, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)                                           \

@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in create ranks peers shards buckets layers norm_last products fp8_collectives context; do
+for program in create ranks peers shards buckets layers experts norm_last products fp8_collectives context; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
@@ -81,6 +81,8 @@ echo "a second run has the same bits"
 
 # Ready-made layers on 2 and 4 ranks against the same layers on one rank.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
+# Experts whose rows travel by all_to_all against all_gather and doubles.
+for n in 1 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/experts"; done
 # Blocks that are lists which end in the next block's norm, against one list.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/norm_last"; done
 

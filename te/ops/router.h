@@ -23,6 +23,7 @@
 #include "../core/tensor_kernels.h"     /* te_fill */
 #include "../gemm/impl/gemm_dispatch.h" /* te__gemm_scratch */
 #include "../plan/impl/gradients.h"     /* te__accumulates */
+#include "impl/token_exchange.h"        /* te__tokens_dispatch */
 #include "residual.h"                   /* TE_FORK_OF */
 
 /* ---- (router, r, hidden, experts, ..) ---------------------------------------------------------------------------- */
@@ -42,6 +43,10 @@
  *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
  *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. The
  *                          rows of the other ranks' experts are not computed: the combine's output is a partial sum
+ *     (dispatch, all_gather)   with (ranks, N). all_gather: x has the rows of all ranks, so an all_gather stands in
+ *                          front of the router, and a reduce_scatter behind the combine. all_to_all: x and the output
+ *                          of the combine have the rows of this rank (TE_ROWS_shard), and the two ops send a token's
+ *                          row only to the ranks of its experts, and back (impl/token_exchange.h)
  * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
  * derivative is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
@@ -49,14 +54,20 @@
 #define TE_IN_router(op) (TE_ARG1(op, 0))
 #define TE_EXPERTS_router(op) ((int)(TE_ARG2(op, 0)))
 #define TE_RANKS_router(op) TE_RANKS_OPTION(op)
-#define TE_ROWS_router(op, in) \
-    (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)) | TE_ROUTED_ROWS_OF_RANKS(TE_RANKS_OPTION(op)))
+#define TE_ROWS_router(op, in)                                                                      \
+    (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)) | TE_ROUTED_ROWS_OF_RANKS(TE_RANKS_OPTION(op)) | \
+     (TE__EXCHANGES(op) ? (int)TE_ROWS_exchanged : 0))
 /* With (ranks, N) each rank adds its experts' part to dx and to the gradient of the weight. */
-#define TE_LAYOUT_router(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)(in))
-#define TE_LAYOUT_FITS_router(op, in) \
-    ((int)(in) == (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)TE_LAYOUT_replicated))
-#define TE_FLAGS_router(op) (TE_SAVES_INPUT)
-#define TE_STATS_router(op) TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)TE__TOP_K(op))
+#define TE_LAYOUT_router(op, in) \
+    (TE__EXCHANGES(op) ? (int)TE_LAYOUT_exchanged : TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)(in))
+#define TE_LAYOUT_FITS_router(op, in)                                                            \
+    ((int)(in) == (TE_HAS_OPTION(op, ranks) && !TE__EXCHANGES(op) ? (int)TE_LAYOUT_partial_grad \
+                                                                  : (int)TE_LAYOUT_replicated))
+/* A router that exchanges rows saves those that it has received (te__saved_input_bytes), this rank's among them. */
+#define TE_FLAGS_router(op) (TE__EXCHANGES(op) ? 0 : (int)TE_SAVES_INPUT)
+#define TE_STATS_router(op)                                                                                        \
+    TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)(TE_ARG2(op, 0)) / (TE__EXCHANGES(op) ? TE_RANKS_OPTION(op) : 1), \
+                       (int)TE__TOP_K(op))
 #define TE_PARAMS_router(op, in, out) TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS2, TE__ROUTER_PARAMS1)(op)
 #define TE__ROUTER_PARAMS1(op) ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal))
 #define TE__ROUTER_PARAMS2(op) \
@@ -69,6 +80,7 @@
 #define TE_SAME_groups_groups ,
 #define TE_SAME_groups_kept_groups_kept ,
 #define TE_SAME_aux_loss_aux_loss ,
+#define TE_SAME_dispatch_dispatch ,
 #define TE_TAKES_router_top_k TE_INTEGER
 #define TE_TAKES_router_score TE_TOKEN
 #define TE_TAKES_router_renormalise TE_INTEGER
@@ -77,11 +89,18 @@
 #define TE_TAKES_router_groups TE_INTEGER
 #define TE_TAKES_router_groups_kept TE_INTEGER
 #define TE_TAKES_router_ranks TE_INTEGER
+#define TE_TAKES_router_dispatch TE_TOKEN
 #define TE_TAKES_router_aux_loss TE_NUMBER
 #define TE_TAKES_router_z_loss TE_NUMBER
 #define TE__TOP_K(op) (TE_OPTION(op, top_k, 1))
 #define TE__ROUTER_GROUPS(op) (TE_OPTION(op, groups, 1))
 #define TE__ROUTER_KEPT(op) (TE_OPTION(op, groups_kept, TE__ROUTER_GROUPS(op)))
+/* Whether the op sends the rows of its tokens to the ranks of their experts. */
+#define TE__EXCHANGES(op) TE_IF_MARKED(TE_JOIN1(TE__EXCHANGES_MARK_, TE_OPTION(op, dispatch, all_gather)), 1, 0)
+#define TE__EXCHANGES_MARK_all_to_all ,
+#define TE__KNOWS_DISPATCH(op) TE_IF_MARKED(TE_JOIN1(TE__DISPATCH_MARK_, TE_OPTION(op, dispatch, all_gather)), 1, 0)
+#define TE__DISPATCH_MARK_all_gather ,
+#define TE__DISPATCH_MARK_all_to_all ,
 /* 1 if the option `score` of the op has one of its values, else 0. */
 #define TE__KNOWS_SCORE(op) TE_IF_MARKED(TE_JOIN1(TE__SCORE_MARK_, TE_OPTION(op, score, softmax)), 1, 0)
 #define TE__SCORE_MARK_softmax ,
@@ -102,8 +121,13 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
     };                                                                                                               \
      static_assert(TE__KNOWS_SCORE(op), TE__ROUTER_TEXT(model, op)                                                   \
                    ": score is softmax, sigmoid or softmax_of_chosen");                                              \
-     static_assert((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                                                \
+     static_assert(TE__EXCHANGES(op) || (int)TE_ROWS_IN(model, op) == (int)TE_ROWS_tokens,                           \
                    TE__ROUTER_TEXT(model, op) " needs a row for each token");                                        \
+     static_assert(TE__KNOWS_DISPATCH(op), TE__ROUTER_TEXT(model, op) ": dispatch is all_gather or all_to_all");     \
+     static_assert(!TE__EXCHANGES(op) || ((int)TE_ROWS_IN(model, op) == (int)TE_ROWS_shard &&                        \
+                                          TE_HAS_OPTION(op, ranks) && (TE_ARG1(op, 0)) % 8 == 0),                    \
+                   TE__ROUTER_TEXT(model, op) ": (dispatch, all_to_all) needs (ranks, N), the rows of a rank, as of" \
+                   " a list with (rows, shard), and a width that is a multiple of eight");                           \
      static_assert((TE_ARG2(op, 0)) >= 1 && (int)(TE_ARG2(op, 0)) <= (int)TE_ROUTER_MAX_EXPERTS,                     \
                    TE__ROUTER_TEXT(model, op) ": there are 1 to 1024 experts: (router, name, hidden, experts)");     \
      static_assert(TE__TOP_K(op) >= 1 && (int)TE__TOP_K(op) <= (int)(TE_ARG2(op, 0)) &&                              \
@@ -138,7 +162,7 @@ typedef struct te_router_options {
 /* What a router has decided. Backward, the expert_linear and the combine read it. In training it lies in te_saved, as
  * the statistics of the router; in inference in the workspace, from the router to its combine. */
 typedef struct te_routing {
-    float *logits;    /* [tokens, experts] */
+    float *logits;    /* [tokens, experts]; of a router that exchanges rows: of this rank's tokens */
     float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
     int32_t *expert;  /* [tokens, top_k] */
     int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
@@ -148,13 +172,14 @@ typedef struct te_routing {
     int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
     int is_part;      /* 1: these are not all experts */
 } te_routing;
-/* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more. */
-#define TE__ROUTING_FLOATS(experts, top_k) \
-    (4 + ((experts) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
-TE_API te_routing te__routing_at(void *memory, int64_t tokens, te_router_options o) {
+/* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more.
+ * logits: for each token. */
+#define TE__ROUTING_FLOATS(experts, logits, top_k) \
+    (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
+TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, te_router_options o) {
     const int64_t rows = tokens * o.top_k;
     te_routing t;
-    t.logits = (float *)memory, t.weight = t.logits + tokens * o.experts;
+    t.logits = (float *)memory, t.weight = t.logits + logits;
     t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
     t.slot = t.row + rows, t.offset = t.slot + rows;
     t.first = 0, t.count = o.experts, t.is_part = 0;
@@ -178,8 +203,9 @@ TE_API te_router_options te__router_options_of(const te_plan *p, int router) {
 }
 TE_API te_routing te__routing_of(const te_run *r, int router) {
     void *memory = r->pass == TE_INFER ? r->edge[router].data : (void *)r->stats[router];
-    te_routing t = te__routing_at(memory, r->tokens, te__router_options_of(r->plan, router));
+    const te_router_options o = te__router_options_of(r->plan, router);
     const int ranks = r->plan->op[router].ranks;
+    te_routing t = te__routing_at(memory, r->tokens, te__rows_in(r, r->plan->op[router].in_rows) * o.experts, o);
     if (ranks > 1) t.is_part = 1, t.count /= ranks, t.first = r->tensor->rank % ranks * t.count;
     return t;
 }
@@ -205,9 +231,10 @@ typedef struct te_router_args {
     const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
     void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
     const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
-    const float *dweight; /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
-    int64_t tokens;
-    int experts;
+    float *dweight;       /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
+    int64_t tokens;     /* for which the kernel computes */
+    int64_t all_tokens; /* those of all ranks, if the router exchanges rows; else `tokens` */
+    int experts, top_k;
     float loss_scale;
 } te_router_args;
 
@@ -332,11 +359,37 @@ TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b
     if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
     te_block_sync();
 }
-/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
- * logits, writes 12 bytes for each routed row. */
-TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
-    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS]; /* for each expert: one bit for each token of the chunk */
+/* Counts the tokens of each expert in a chunk of n tokens, and finds the places of its rows. chosen: for each expert,
+ * one bit for each token of the chunk. */
+TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t *chosen, int n, const int experts,
+                            const int top_k) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    for (int i = all.id; i < n * top_k; i += all.count) {
+        const int64_t at = first * top_k + i;
+        const uint64_t earlier = ((uint64_t)1 << i / top_k) - 1;
+        a->rank[at] = te_popcount_u64(chosen[a->at.expert[at]] & earlier);
+    }
+    for (int e = all.id; e < experts; e += all.count) {
+        const int count = te_popcount_u64(chosen[e]);
+        a->before[(int64_t)b.x * experts + e] = b.nx == 1 ? 0 : count;
+        if (b.nx == 1) a->count[e] = count;
+    }
+    if (b.nx > 1) return;
+    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
+    te__router_starts(start, a, b, experts);
+    for (int i = all.id; i < n * top_k; i += all.count) {
+        const int row = start[a->at.expert[i]] + a->rank[i];
+        a->at.row[i] = row, a->at.slot[row] = i;
+    }
+}
+/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
+ * logits, writes 12 bytes for each routed row. exchanges: 1: these are the tokens of one rank, so it does not count. */
+TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
+                            const int exchanges) {
+    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
     int group, none;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
     const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
@@ -345,24 +398,24 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
     te_block_sync();
     for (int i = group; i < n; i += TE_ROUTER_WARPS) te__router_choose_of(a, first + i, chosen, i, o, dtype, g);
     te_block_sync();
-    for (int i = all.id; i < n * o.top_k; i += all.count) {
-        const int64_t at = first * o.top_k + i;
-        const uint64_t earlier = ((uint64_t)1 << i / o.top_k) - 1;
-        a->rank[at] = te_popcount_u64(chosen[a->at.expert[at]] & earlier);
-    }
-    for (int e = all.id; e < o.experts; e += all.count) {
-        const int count = te_popcount_u64(chosen[e]);
-        a->before[(int64_t)b.x * o.experts + e] = b.nx == 1 ? 0 : count;
-        if (b.nx == 1) a->count[e] = count;
-    }
-    if (b.nx > 1) return;
-    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
-    te__router_starts(start, a, b, o.experts);
-    for (int i = all.id; i < n * o.top_k; i += all.count) {
-        const int row = start[a->at.expert[i]] + a->rank[i];
-        a->at.row[i] = row, a->at.slot[row] = i;
-    }
+    if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k);
 }
+/* Counts the tokens of each expert in TE_ROUTER_CHUNK tokens, whose experts all ranks have chosen. */
+TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
+    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
+    for (int e = all.id; e < a->experts; e += all.count) chosen[e] = 0;
+    te_block_sync();
+    for (int i = all.id; i < n * a->top_k; i += all.count)
+        te_shared_or_u64(&chosen[a->at.expert[first * a->top_k + i]], (uint64_t)1 << i / a->top_k);
+    te_block_sync();
+    te__router_count(a, b, chosen, n, a->experts, a->top_k);
+}
+TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
+                  te_router_count_chosen_body(te_args, te_at))
 /* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
  * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
@@ -456,7 +509,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     }
     /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
     const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, the first one adds the losses */
-    const float share = o.aux_loss * (float)o.experts * scale / ((float)a->tokens * (float)o.top_k);
+    const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
     const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
     TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
@@ -514,10 +567,15 @@ typedef struct te_router_kernels { te_router_launch_fn first, second; } te_route
     TE_KERNEL(name, TE_ROUTER_THREADS, te_router_args, name##_body(te_args, te_at))
 #define TE__ROUTER_FORMATS(model, dtype, op) \
     te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
+/* Those of the kernels of a router that read or write rows of tokens. If rows travel between ranks, they do so in the
+ * list's dtype. */
+#define TE__TOKEN_FORMATS(model, dtype, op)                                                                          \
+    te_formats_of(TE__EXCHANGES(op) ? (int)TE_##dtype : (int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op),   \
+                  (int)TE_##dtype, (int)TE_##dtype)
 #define TE_CUSTOM_router_forward(name, model, dtype, op)                                                             \
-    TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_##dtype)                                               \
+    TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_##dtype, TE__EXCHANGES(op))                            \
     TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
-                      TE__ROUTER_FORMATS(model, dtype, op), 1)                                                       \
+                      TE__TOKEN_FORMATS(model, dtype, op), 1)                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_router_kernels kernels = {name##_choose_launch, name##_launch};                                     \
         return te__router_step(r, s, &kernels);                                                                      \
@@ -525,11 +583,52 @@ typedef struct te_router_kernels { te_router_launch_fn first, second; } te_route
 #define TE_CUSTOM_router_backward(name, model, dtype, op)                                                            \
     TE__ROUTER_KERNEL(name, op, te_router_gradient, TE_##dtype)                                                      \
     TE__ROUTER_KERNEL(name##_sum, op, te_router_sum, (int)TE_WIDTH_IN(model, op),                                    \
-                      TE__ROUTER_FORMATS(model, dtype, op))                                                          \
+                      TE__TOKEN_FORMATS(model, dtype, op))                                                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_router_kernels kernels = {name##_launch, name##_sum_launch};                                        \
         return te__router_backward(r, s, &kernels);                                                                  \
     }
+
+/* ---- the exchange of rows between ranks -------------------------------------------------------------------------- */
+
+TE_API te_token_exchange te__exchange_of(const te_run *r, int router) {
+    const te_routing t = te__routing_of(r, router);
+    te_token_exchange e;
+    e.group = r->tensor, e.expert = t.expert, e.tokens = r->tokens, e.experts = t.count;
+    e.top_k = te__router_options_of(r->plan, router).top_k, e.width = r->plan->op[router].in, e.dtype = r->plan->dtype;
+    return e;
+}
+/* The input of a router with rows for all tokens, as forward has saved it. Of a router that exchanges rows, these are
+ * the rows that this rank has received. */
+TE_API te_value te__tokens_of(const te_run *r, int router) {
+    if (!te__is_exchange(r->plan, router)) return te__input_of(r, router);
+    return te__value_of(r->saved_input[router], r->plan->dtype, r->tokens, r->plan->op[router].in);
+}
+/* Sends rows to the ranks of the experts of `router` (te__dispatch_rows). In forward those that arrive are saved. */
+TE_IF_USED TE_API te_status te__dispatch(te_value *v, te_run *r, int router) {
+    const te_token_exchange e = te__exchange_of(r, router);
+    return te__dispatch_rows(v, r, &e, r->pass == TE_FORWARD ? r->saved_input[router] : 0);
+}
+TE_IF_USED TE_API te_status te__return(te_value y, te_run *r, int router, te_value all, const float *more) {
+    const te_token_exchange e = te__exchange_of(r, router);
+    return te__return_rows(y, r, &e, all, more);
+}
+/* Restricts *a to the tokens of this rank. */
+TE_API void te__restrict_to_rank(te_router_args *a, const te_run *r) {
+    const int64_t first = te__first_row(r, TE_ROWS_shard) * a->top_k;
+    a->tokens = te__rows_in(r, TE_ROWS_shard);
+    a->at.expert += first, a->at.weight += first, a->at.first = 0, a->at.is_part = 0;
+    if (a->dweight) a->dweight += first;
+}
+/* Makes the choice of all ranks known to all. */
+TE_API te_status te__gather_choice(const te_router_args *a, te_run *r) {
+    const int64_t n = te__rows_in(r, TE_ROWS_shard) * a->top_k, first = te__first_row(r, TE_ROWS_shard) * a->top_k;
+    float *expert = (float *)(void *)a->at.expert; /* an all_gather keeps all bits */
+    TE_TRY(te_group_all_gather(r->tensor, expert, expert + first, n, TE_f32, r->ctx));
+    return te_group_all_gather(r->tensor, a->at.weight, a->at.weight + first, n, TE_f32, r->ctx);
+}
+
+/* ---- the steps --------------------------------------------------------------------------------------------------- */
 
 /* Runs one of the router's GEMMs. On the host it gets scratch memory from the workspace. capacity: the size of the GEMM
  * that is the number of rows, with as many rows as the workspace is sized for. */
@@ -554,55 +653,74 @@ TE_API te_status te__router_args_of(te_router_args *a, te_run *r, int i) {
     memset(a, 0, sizeof *a);
     TE_TRY(te__scratch(r, &memory, ints * sizeof(int32_t)));
     a->rank = (int32_t *)memory, a->before = a->rank + capacity * o.top_k, a->count = a->before + chunks * o.experts;
-    a->at = te__routing_of(r, i), a->tokens = r->tokens, a->experts = o.experts;
+    a->at = te__routing_of(r, i), a->tokens = a->all_tokens = r->tokens, a->experts = o.experts, a->top_k = o.top_k;
     a->choice_bias = o.choice_bias ? r->param[i][1].data : 0;
     return TE_OK;
 }
-/* Runs router i. y: the routed rows; if y->data is null they are not stored, and another kernel gathers them. */
-TE_IF_USED TE_API te_status te__router_forward(te_run *r, int i, const te_value *y, const te_router_kernels *kernels) {
+/* Runs router i. y: the routed rows; if y->data is null they are not stored, and another kernel gathers them. Sets *x
+ * to the rows of the tokens from which the routed rows are gathered. */
+TE_IF_USED TE_API te_status te__router_forward(te_value *x, te_run *r, int i, const te_value *y,
+                                               const te_router_kernels *kernels) {
     const te_router_options o = te__router_options_of(r->plan, i);
     const te_op *op = &r->plan->op[i];
-    te_value x = r->current, routing;
+    const int exchanges = te__is_exchange(r->plan, i);
+    te_value rows = r->current, routing;
     te_router_args a;
     if (r->pass == TE_INFER) {
         TE_TRY(te__acquire(r, &routing, op->out_rows, op->stats, TE_f32));
         te__set_edge(r, i, routing);
     }
     TE_TRY(te__router_args_of(&a, r, i));
-    a.x = x.data, a.y = y->data;
-    TE_TRY(te__convert_value(&x, r, r->plan->dtype));
-    te_gemm g = te_gemm_of(r->tokens, o.experts, op->in);
+    *x = rows;
+    TE_TRY(te__convert_value(&rows, r, r->plan->dtype));
+    te_gemm g = te_gemm_of(rows.rows, o.experts, op->in);
     g.dtype = r->plan->dtype, g.out = TE_f32, g.trans_b = 1;
-    g.a = x.data, g.b = r->param[i][0].data, g.d = a.at.logits;
+    g.a = rows.data, g.b = r->param[i][0].data, g.d = a.at.logits;
     TE_TRY(te__router_gemm(r, &g, 0));
+    te_router_args own = a;
+    if (exchanges) te__restrict_to_rank(&own, r);
+    if (!r->dry) TE_TRY(kernels->first(r->ctx, te__grid_of(te_ceil_div(own.tokens, TE_ROUTER_CHUNK), 1), &own));
+    if (exchanges) {
+        if (!r->dry) TE_TRY(te__gather_choice(&a, r));
+        TE_TRY(te__dispatch(&rows, r, i));
+        *x = rows;
+    }
+    a.x = x->data, a.y = y->data;
     if (r->dry) return TE_OK;
     const int64_t chunks = te_ceil_div(a.tokens, TE_ROUTER_CHUNK);
-    TE_TRY(kernels->first(r->ctx, te__grid_of(chunks, 1), &a));
+    if (exchanges) TE_TRY(te_router_count_chosen_launch(r->ctx, te__grid_of(chunks, 1), &a));
     if (chunks > 1) TE_TRY(te_router_scan_launch(r->ctx, te__grid_of(te_ceil_div(o.experts, TE_ROUTER_LANES), 1), &a));
     if (chunks == 1 && !y->data) return TE_OK;
     return kernels->second(r->ctx, te__grid_of(chunks, y->data ? TE_ROUTER_SPLIT : 1), &a);
 }
 TE_IF_USED TE_API te_status te__router_step(te_run *r, const te_step *s, const te_router_kernels *kernels) {
-    te_value y;
+    te_value x, y;
     TE_TRY(te__output(&y, r, s, s->op[0]));
-    TE_TRY(te__router_forward(r, s->op[0], &y, kernels));
+    TE_TRY(te__router_forward(&x, r, s->op[0], &y, kernels));
     return te__set_current(r, y), TE_OK;
 }
-TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_router_kernels *kernels) {
-    const int i = s->op[0], needs_dx = te__needs_input_grad(r, i);
+TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_router_kernels *kernels) {
+    const int i = s->op[0], needs_dx = te__needs_input_grad(r, i), exchanges = te__is_exchange(r->plan, i);
     const te_router_options o = te__router_options_of(r->plan, i);
     const te_op *op = &r->plan->op[i];
     const te_grid grid = te__grid_of(te_ceil_div(r->tokens, TE_ROUTER_WARPS), 1);
     te_param *p = r->param[i];
-    te_value dlogits, x = te__input_of(r, i), dx = te__no_value(), more;
+    te_value dlogits, x = te__tokens_of(r, i), dx = te__no_value(), more, part;
     te_router_args a;
     TE_TRY(te__router_args_of(&a, r, i));
     TE_TRY(te__acquire(r, &dlogits, op->in_rows, o.experts, r->plan->dtype));
-    a.dweight = (const float *)r->edge[i].data, a.y = dlogits.data;
-    a.loss_scale = r->batch ? r->batch->loss_scale : 0;
-    if (!r->dry) TE_TRY(kernels->first(r->ctx, grid, &a));
+    a.dweight = (float *)r->edge[i].data, a.loss_scale = r->batch ? r->batch->loss_scale : 0;
+    te_router_args own = a;
+    if (exchanges) te__restrict_to_rank(&own, r);
+    own.y = dlogits.data;
+    if (exchanges && !r->dry) /* each gradient is 0 on all ranks but that of the expert */
+        TE_TRY(te_group_reduce_scatter(r->tensor, own.dweight, a.dweight, own.tokens * o.top_k, TE_f32, r->ctx));
+    if (!r->dry) TE_TRY(kernels->first(r->ctx, te__grid_of(te_ceil_div(own.tokens, TE_ROUTER_WARPS), 1), &own));
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
-    te_gemm w = te_gemm_of(o.experts, op->in, r->tokens), g = te_gemm_of(r->tokens, op->in, o.experts);
+    if (exchanges && !r->dry) /* this rank's rows of those that it has received */
+        x.data = (char *)x.data +
+                 te__first_row(r, TE_ROWS_shard) * op->in * (int64_t)te_dtype_bytes(r->plan->dtype);
+    te_gemm w = te_gemm_of(o.experts, op->in, own.tokens), g = te_gemm_of(own.tokens, op->in, o.experts);
     w.dtype = g.dtype = r->plan->dtype, w.out = g.out = TE_f32; /* logits = x weight^T */
     w.a = dlogits.data, w.trans_a = 1, w.b = x.data, w.c = w.d = p->grad, w.beta = te__accumulates(r, p) ? 1.0f : 0.0f;
     g.a = dlogits.data, g.b = p->data;
@@ -623,119 +741,14 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
         TE_TRY(te__acquire(r, &more, op->in_rows, op->in, TE_f32));
         g.d = more.data;
         TE_TRY(te__router_gemm(r, &g, 0));
-        a.x = r->current.data, a.y = dx.data, a.more = (const float *)more.data;
+        if (exchanges) TE_TRY(te__acquire(r, &part, TE_ROWS_tokens, op->in, r->plan->dtype));
+        else part = dx, a.more = (const float *)more.data;
+        a.x = r->current.data, a.y = part.data;
         if (!r->dry && dx.data) TE_TRY(kernels->second(r->ctx, grid, &a));
+        if (exchanges && (r->dry || dx.data)) TE_TRY(te__return(dx, r, i, part, (const float *)more.data));
     }
     te__set_edge(r, i, te__no_value());
     te__set_current(r, dx);
-    return TE_OK;
-}
-
-/* ---- (combine, r) ------------------------------------------------------------------------------------------------ */
-
-#define TE_OP_combine (combine, custom)
-#define TE_SHAPES_combine(op) (1)
-#define TE_ROWS_combine(op, in) (TE_ROWS_tokens)
-#define TE_LAYOUT_combine(op, in) \
-    ((int)(in) == (int)TE_LAYOUT_partial_grad ? (int)TE_LAYOUT_partial_sum : (int)(in))
-#define TE_FLAGS_combine(op) (TE_SAVES_INPUT)
-#define TE_EDGE_combine(model, op) (TE__ROUTER_INDEX(model, TE_FORK_OF(op)), TE_JOIN2(, model, dtype))
-#define TE_CHECK_combine(model, op)                                                                                  \
-    (static_assert((int)TE__ROUTER_INDEX(model, TE_FORK_OF(op)) < (int)TE_ID(model, op), "te: the order of the list"); \
-     static_assert((int)TE_ROWS_IN(model, op) ==                                                                     \
-                       (int)TE_JOIN4(, model, router, TE_FORK_OF(op), routed),                                       \
-                   TE__ROUTER_TEXT(model, op) " does not stand on the rows of its router");)
-
-/* The arguments of the kernels that read or write routed rows; each kernel uses some of them. */
-typedef struct te_routed_args {
-    te_routing at;
-    const void *x;     /* the input, in backward as forward saved it */
-    const void *dy;
-    const void *bias;  /* [experts, width] */
-    void *y;           /* forward: y; backward: dx, or null */
-    void *dx;          /* te_routed_weigh: the gradient of the rows */
-    float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
-    int64_t tokens, rows; /* rows: number of routed rows */
-    int width, top_k;
-    int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
-} te_routed_args;
-typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
-
-/* Memory traffic: reads the routed rows, writes y. A warp has a token. */
-TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (token >= a->tokens) return;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int j = 0; j < top_k; j++) {
-            const float w = a->at.weight[token * top_k + j];
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
-            te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
-        }
-        te_store8(a->y, token * width + c, sum, n, aligned, f.out);
-    }
-}
-/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
- * dy and the saved routed rows, writes dx. */
-TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
-                               const te_formats f) {
-    int group;
-    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    float sum[TE_ROUTER_MAX_TOP_K];
-    if (token >= a->tokens) return;
-    TE_UNROLL for (int j = 0; j < top_k; j++) sum[j] = 0;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], x[8];
-        te_load8(v, a->dy, token * width + c, n, aligned, f.out);
-        TE_UNROLL for (int j = 0; j < top_k; j++) {
-            const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
-            const float w = a->at.weight[token * top_k + j];
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
-            te_load8(x, a->x, at, n, aligned, f.in);
-            TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
-            TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];
-            if (a->y) te_store8(a->y, at, x, n, aligned, f.in);
-        }
-    }
-    TE_UNROLL for (int j = 0; j < top_k; j++) {
-        te_lanes_sum(&sum[j], 1, &g);
-        if (g.id == 0) a->dweight[token * top_k + j] = sum[j];
-    }
-}
-#define TE__COMBINE_STEP(name, model, dtype, op, body)                                                               \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
-              body(te_args, te_at, (int)TE_ROWS_IN(model, op) & 255, (int)TE_WIDTH_IN(model, op),                    \
-                   TE__ROUTER_FORMATS(model, dtype, op)))                                                            \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__combine_run(r, s, name##_launch); }
-#define TE_CUSTOM_combine_forward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_rows)
-#define TE_CUSTOM_combine_backward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_gradient)
-
-TE_API te_status te__combine_run(te_run *r, const te_step *s, te_routed_launch_fn launch) {
-    const int i = s->op[0], router = r->plan->op[i].edge, top_k = te__rows_per_token(r->plan->op[i].in_rows);
-    te_routed_args a;
-    te_value y, dweight;
-    TE_REQUIRE(te__router_of(r->plan, i) == router, r->ctx, TE_ERROR_STATE,
-               "%s: (combine, %s) stands on the rows of another router", r->plan->name, r->plan->op[i].name);
-    memset(&a, 0, sizeof a);
-    a.at = te__routing_of(r, router), a.tokens = r->tokens, a.x = r->current.data;
-    if (r->pass == TE_BACKWARD) {
-        a.dy = r->current.data, a.x = te__input_of(r, i).data;
-        TE_TRY(te__gradient(&y, r, s, i));
-        dweight = te__value_of(0, TE_f32, r->tokens, top_k);
-        TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * top_k) * sizeof(float)));
-        te__set_edge(r, router, dweight);
-        a.dweight = (float *)dweight.data;
-    } else TE_TRY(te__output(&y, r, s, i));
-    a.y = y.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
-    te__set_current(r, y);
-    if (r->pass == TE_INFER) te__set_edge(r, router, te__no_value());
     return TE_OK;
 }
 

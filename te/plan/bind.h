@@ -174,7 +174,7 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
         p->sums = (op->flags & TE_PARAMS_REPLICATED) != 0;
         p->shard = p->sums ? TE_SHARD_none : TE_SHARD_columns;
     }
-    if (op->experts && op->layout == TE_LAYOUT_partial_grad) { /* a router for the experts of several ranks, or these */
+    if (op->experts && TE_ROUTED_RANKS(op->out_rows)) { /* a router for the experts of several ranks, or these */
         p->sums = !te__rows_are_routed(op->in_rows);
         p->shard = p->sums ? TE_SHARD_none : TE_EXPERT_SHARD;
     }

@@ -98,7 +98,8 @@ typedef enum te_rows {
     TE_ROWS_memory, /* one row for each row that cross_attention attends to (the encoder's output): te_batch.batch *
                     * te_batch.memory_seq rows */
     TE_ROWS_routed = 1 << 20, /* TE_ROUTED_ROWS: top_k rows for each token, ordered by expert (te/ops/router.h) */
-    TE_ROWS_of_ranks = 1 << 29 /* flag of routed rows: only those of this rank's experts are computed */
+    TE_ROWS_of_ranks = 1 << 29, /* flag of routed rows: only those of this rank's experts are computed */
+    TE_ROWS_exchanged = 1 << 30 /* flag of these routed rows: the router has sent them to the ranks of the experts */
 } te_rows;
 /* The kind of the rows behind a (router, ..): a token has one row for each of the top_k experts that it was sent to.
  * The kind contains both numbers, experts below 2048 and top_k below 256, so that lists can be checked at compile
@@ -121,8 +122,10 @@ typedef enum te_rank_layout {
     TE_LAYOUT_partial_grad, /* each rank has the whole value, but only a partial sum of its gradient: the backward of
                              * the preceding all_gather or copy_to_group adds up the partial sums */
     TE_LAYOUT_columns,      /* each rank has its own part of the columns */
-    TE_LAYOUT_partial_sum   /* each rank has a partial sum of each element; the value is the sum of these over the
+    TE_LAYOUT_partial_sum,  /* each rank has a partial sum of each element; the value is the sum of these over the
                              * ranks */
+    TE_LAYOUT_exchanged     /* routed rows that a router has sent to the ranks of their experts: each rank has all
+                             * columns of its own rows, and their whole gradient */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */
@@ -500,6 +503,10 @@ TE_API int te__recomputes_logits(const te_plan *p, int i) {
 /* Returns whether op i is a router: its output are routed rows, each of which is a row of its input. */
 TE_API int te__is_router(const te_plan *p, int i) {
     return i >= 0 && p->op[i].experts && !te__rows_are_routed(p->op[i].in_rows);
+}
+/* Returns whether op i is a router that sends the rows of its tokens to the ranks of their experts. */
+TE_API int te__is_exchange(const te_plan *p, int i) {
+    return te__is_router(p, i) && p->op[i].in_rows == TE_ROWS_shard;
 }
 /* Returns whether backward gathers the output of op i from the op's saved input again, so that forward need not save
  * it: op i is a router, and an expert_linear reads its output. */

@@ -42,6 +42,11 @@ TE_SEQUENTIAL(llama31_tp4, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 4, 
 TE_SEQUENTIAL(llama31_sp2, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 2, ROPE_OPTIONS))
 TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 4, ROPE_OPTIONS))
 
+TE_SEQUENTIAL(mixtral_ep2, (f32, (rows, shard)), TE_MIXTRAL_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2, 2))
+TE_SEQUENTIAL(mixtral_ep4, (f32, (rows, shard)), TE_MIXTRAL_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2, 4))
+TE_SEQUENTIAL(qwen3_moe_ep2, (f32, (rows, shard)), TE_QWEN3_MOE_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 3, 2))
+TE_SEQUENTIAL(qwen3_moe_ep4, (f32, (rows, shard)), TE_QWEN3_MOE_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 3, 4))
+
 /* The parameters' names in a file: one list for any number of ranks. */
 static const te_packed gpt_file[] = {
     {"ln_1.weight", "b_norm1", "weight", 0, 0}, {"ln_1.bias", "b_norm1", "bias", 0, 0},
@@ -197,6 +202,8 @@ static te_status run(void) {
     TE_TRY(check(name##_plan(), four ? name##_sp4_plan() : name##_sp2_plan(), 1));
     LAYERS(CHECK)
     CHECK(llama31)
+    TE_TRY(check(mixtral_plan(), four ? mixtral_ep4_plan() : mixtral_ep2_plan(), 1));
+    TE_TRY(check(qwen3_moe_plan(), four ? qwen3_moe_ep4_plan() : qwen3_moe_ep2_plan(), 1));
     return TE_OK;
 }
 

@@ -112,7 +112,8 @@ typedef struct te_run {
     float *stats[TE_MAX_OPS];      /* for each op: its statistics of each row, such as mean and rstd, [rows, stats] in
                                     * f32 */
     char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds its saved input and the input's scales,
-                                    * which te__saved_input_of() locates */
+                                    * which te__saved_input_of() locates; for a router that sends rows to other ranks
+                                    * (te__is_exchange), the rows that this rank has received */
     uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
                                             * transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are

@@ -60,9 +60,13 @@ TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const int64_t n = te_scaling_count(TE_SCALING_BLOCKWISE_1D, op->in, te__padded_rows(r, op->in_rows));
     return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
 }
-/* Return the bytes of te_saved_input.inverse and of te_saved_input.x together, for GEMM i. */
+/* Return the bytes of te_saved_input.inverse and of te_saved_input.x together, for GEMM i; for a router that sends rows
+ * to other ranks, those of the rows that this rank has received. */
 TE_API size_t te__saved_input_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
+    if (te__is_exchange(r->plan, i))
+        return (size_t)te_round_up(te__padded_rows(r, TE_ROWS_tokens) * op->in *
+                                   (int64_t)te_dtype_bytes(r->plan->dtype), TE_ALIGN);
     const int saved = r->policy[0][i].input == TE_INPUT_saved_fp8;
     const int64_t x = saved ? te__padded_rows(r, op->in_rows) * op->in : 0;
     return te__saved_scale_bytes(r, i) + (size_t)te_round_up(x, TE_ALIGN);
