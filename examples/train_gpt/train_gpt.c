@@ -609,7 +609,7 @@ static void make_model(gpt *g, int i, char *weights, float *grads, uint64_t seed
     te_model *m = &g->model[i];
     bind(m, plan_of(g, g->lists, i), weights, grads);
     check(te_model_randomize(m, 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
-    if (!chunk_of(g, i)) check(te_model_is_copy(m, &ctx), "copy of the embedding");
+    if (!chunk_of(g, i)) check(te_model_mark_copy(m, &ctx), "copy of the embedding");
     if (!i || i + 1 == g->models) return;
     /* GPT-2: what is added to the residual stream starts smaller in deep models */
     check(te_param_normal(find_param(m, "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx), "initial weights");
@@ -1493,6 +1493,7 @@ static te_tensor input_of(const gpt *g, const te_batch *b, te_pipeline_pass pass
 }
 /* Run the forwards and backwards of all micro-batches of a step, and sum the gradients over the ranks. */
 static void run_step(gpt *g, const trainer *t, const te_adamw *opt, long step, double *sum) {
+    /* [slots] */
     for (int i = 0; i < g->slots; i++) {
         const te_pipeline_slot *s = &g->slot[i];
         te_transfer message[3];
@@ -1505,6 +1506,7 @@ static void run_step(gpt *g, const trainer *t, const te_adamw *opt, long step, d
                 message[messages++] = te_transfer_from(input_of(g, &t->batch, s->receive[k]), s->from[k]);
         if (messages) check(te_group_exchange(te_pipeline_group(&ctx), message, messages, &ctx), "stages");
     }
+    /* [slots] */
     if (t->buckets) {
         check(te_buckets_finish(t->buckets, &ctx), "buckets");
         return;

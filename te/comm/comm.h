@@ -1,6 +1,6 @@
 /* comm.h -- communicators. A communicator has the groups of ranks to which this rank belongs: the world group, which
- * contains all ranks, the tensor, the data, the context and the pipeline group (te/core/rank_group.h). The collectives
- * of a group use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
+ * contains all ranks, the tensor, the data, the context and the pipeline group (te/core/rank_group.h). Collectives use
+ * NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
  * -showme` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:

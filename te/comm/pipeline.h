@@ -71,14 +71,14 @@ TE_API te_pipeline te_pipeline_of(int stages, int chunks, int micro_batches) {
 }
 /* Return whether the sizes are possible: each is positive, there are at most TE_PIPELINE_MAX_STAGES stages, and the
  * number of slots cannot overflow. */
-TE_API int te_pipeline_is_valid(te_pipeline p) {
+TE_API int te__pipeline_is_valid(te_pipeline p) {
     return p.stages > 0 && p.stages <= TE_PIPELINE_MAX_STAGES && p.chunks > 0 && p.micro_batches > 0 &&
            (int64_t)p.chunks * p.micro_batches < INT32_MAX / 8 / p.stages;
 }
-/* The order of the passes of a stage is made for a multiple of `stages` micro-batches, the smallest one that is not below
- * micro_batches. te__pipeline_pass leaves out the passes of those that do not exist. They come last, and no other pass
- * waits for them. If the last group of te__pipeline_pass_of were smaller instead, four stages with three chunks and five
- * micro-batches would wait for each other for ever. */
+/* The order of the passes of a stage is made for a multiple of `stages` micro-batches, the smallest one that is not
+ * below micro_batches. te__pipeline_skip leaves out the passes of those that do not exist; no other pass waits for
+ * them. If the last group of te__pipeline_pass_of were smaller instead, four stages with three chunks
+ * and five micro-batches would wait for each other for ever. */
 TE_API int te__pipeline_forwards(te_pipeline p) {
     return p.chunks * p.stages * ((p.micro_batches + p.stages - 1) / p.stages);
 }
@@ -131,8 +131,8 @@ TE_API te_pipeline_pass te__pipeline_neighbour(te_pipeline p, int stage, te_pipe
     else of.chunk = part / p.stages, *at = part % p.stages;
     return of;
 }
-/* The passes that consume the output of `of` and produce its input. The last part's forward has no consumer, because its
- * backward begins with the loss, and so that backward has no producer. */
+/* The passes that consume the output of `of` and produce its input. The last part's forward has no consumer, because
+ * its backward begins with the loss, and so that backward has no producer. */
 TE_API te_pipeline_pass te__pipeline_consumer(te_pipeline p, int stage, te_pipeline_pass of, int *at) {
     return te__pipeline_neighbour(p, stage, of, of.kind == TE_PIPELINE_forward ? 1 : -1, at);
 }
@@ -159,11 +159,13 @@ TE_API te_pipeline_pass te__pipeline_now(const te__pipeline_progress *at, te_pip
     int producer = stage;
     const te_pipeline_pass pass = te__pipeline_pass_at(p, stage, at->next[stage]);
     const te_pipeline_pass input = te__pipeline_producer(p, stage, pass, &producer);
-    const int is_there = input.kind == TE_PIPELINE_idle || at->done[input.kind][producer] > te__pipeline_number(p, input);
+    const int is_there =
+        input.kind == TE_PIPELINE_idle || at->done[input.kind][producer] > te__pipeline_number(p, input);
     return is_there ? pass : idle;
 }
 /* Note in *slot, a slot of `stage`, the message of the pass that stage `from` runs in the same slot. */
-TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int stage, te_pipeline_pass pass, int from) {
+TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int stage, te_pipeline_pass pass,
+                                     int from) {
     int to = from;
     if (pass.kind == TE_PIPELINE_idle) return;
     const te_pipeline_pass input = te__pipeline_consumer(p, from, pass, &to);
@@ -172,14 +174,14 @@ TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int 
     if (stage != to) return;
     slot->receive[pass.kind == TE_PIPELINE_backward] = input, slot->from[pass.kind == TE_PIPELINE_backward] = from;
 }
-/* Write the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the number
- * of slots, which is the same for each stage: 2 * (chunks * micro_batches + stages - 1) if there is one chunk or `stages`
- * divides micro_batches, else more. 0: the sizes or the stage are not possible. */
+/* Write the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the
+ * number of slots, which is the same for each stage: 2 * (chunks * micro_batches + stages - 1) if there is one chunk or
+ * `stages` divides micro_batches, else more. 0: the sizes or the stage are not possible. */
 TE_API int te_pipeline_schedule(te_pipeline_slot *slot, int capacity, te_pipeline p, int stage) {
     te__pipeline_progress at;
     te_pipeline_pass now[TE_PIPELINE_MAX_STAGES];
     memset(&at, 0, sizeof at);
-    if (!te_pipeline_is_valid(p) || stage < 0 || stage >= p.stages) return 0;
+    if (!te__pipeline_is_valid(p) || stage < 0 || stage >= p.stages) return 0;
     for (int t = 0;; t++) {
         int running = 0;
         te_pipeline_slot s;
@@ -199,8 +201,9 @@ TE_API int te_pipeline_schedule(te_pipeline_slot *slot, int capacity, te_pipelin
     }
 }
 /* How many tensors a stage keeps at the same time for a chunk: inputs, from their arrival (of the first part: from the
- * forward) until the backward; gradients of outputs, from their arrival until the backward. Micro-batch m can use number
- * m % inputs and m % gradients. The activations that forward saves need as many tensors as there are inputs or fewer. */
+ * forward) until the backward; gradients of outputs, from their arrival until the backward. Micro-batch m can use
+ * number m % inputs and m % gradients. The activations that forward saves need as many tensors as there are inputs or
+ * fewer. */
 typedef struct te_pipeline_buffers { int inputs, gradients; } te_pipeline_buffers;
 
 TE_API te_pipeline_buffers te_pipeline_buffers_of(const te_pipeline_slot *slot, int count, int chunk) {

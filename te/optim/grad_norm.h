@@ -16,7 +16,7 @@
  * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its
  * own shard, so the sums are gathered and added in the same way over the data group, before they are over the tensor
  * group. With pipeline parallelism they are, last, over the pipeline group, because each stage has other models; the
- * gradients of copies (te_model_is_copy) are left out.
+ * gradients of copies (te_model_mark_copy) are left out.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
  * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the

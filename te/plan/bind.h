@@ -254,14 +254,14 @@ TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *p
                                    te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
 }
-/* Say that the parameters of m are a copy of those of a model on an earlier stage of the pipeline, such as the embedding
- * to which the head on the last stage is tied. The caller keeps both equal: the same initial values, and gradients that
- * are summed over both stages (te_embedding_group) before each optimizer step. A copy is loaded from a checkpoint, but
- * not saved, and does not count in the gradient norm. Call this after m is bound and before optimizers are initialised.
- * Errors: TE_ERROR_STATE, m is not bound. */
-TE_API te_status te_model_is_copy(te_model *m, te_context *ctx) {
-    TE_TRY(te__check_context(ctx, "te_model_is_copy"));
-    TE_REQUIRE(m && m->plan && !m->is_elsewhere, ctx, TE_ERROR_STATE, "te_model_is_copy: the instance is not bound");
+/* Say that the parameters of m are a copy of those of a model on an earlier stage of the pipeline, such as the
+ * embedding to which the head on the last stage is tied. The caller keeps both equal: the same initial values, and
+ * gradients that are summed over both stages (te_embedding_group) before each optimizer step. A copy is loaded from a
+ * checkpoint, but not saved, and does not count in the gradient norm. Call this after m is bound and before optimizers
+ * are initialised. Errors: TE_ERROR_STATE, m is not bound. */
+TE_API te_status te_model_mark_copy(te_model *m, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_model_mark_copy"));
+    TE_REQUIRE(m && m->plan && !m->is_elsewhere, ctx, TE_ERROR_STATE, "te_model_mark_copy: the instance is not bound");
     for (int i = 0; i < m->param_count; i++) m->param[i].is_copy = 1;
     return TE_OK;
 }

@@ -173,9 +173,11 @@ TE_API te_status te__mpi_exchange(const te_group *g, const te_transfer *transfer
         int bytes = 0;
         snprintf(what, sizeof what, "exchange with rank %d", t->peer);
         TE_TRY(te__mpi_wait_result(g, &request[i], &result, what, t->bytes, ctx));
-        if (!t->is_received || (MPI_Get_count(&result, MPI_BYTE, &bytes) == MPI_SUCCESS && bytes == t->bytes)) continue;
-        (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: it has sent %d bytes, here are %lld", what,
-                      g->name, g->rank, g->size, bytes, (long long)t->bytes);
+        if (!t->is_received) continue;
+        TE_TRY(te__mpi_status(g, MPI_Get_count(&result, MPI_BYTE, &bytes), what, ctx));
+        if (bytes == t->bytes) continue;
+        (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: it has sent %d bytes, here are %lld",
+                      what, g->name, g->rank, g->size, bytes, (long long)t->bytes);
         return te__comm_failed(g->comm, ctx);
     }
     return TE_OK;

@@ -119,8 +119,9 @@ typedef struct te__checkpoint_tensors {
     te_rng rng;
     int64_t step[2], recipes[3]; /* the values of the numbers */
     uint64_t random[2];
-    /* with a pipeline, each model must be saved by one stage. saves: the sum of te__model_mark over the models that this
-     * rank has and that are no copies, on one rank of each stage, on others 0; models: the same sum over all models */
+    /* with a pipeline, each model must be saved by one stage. saves: the sum of te__model_mark over the models that
+     * this rank has and that are no copies, on one rank of each stage, on others 0; models: the same sum over all
+     * models */
     uint32_t saves, models;
     int numbers;                 /* how many tensors at the beginning of the list are loaded before the others: the step
                                   * counts, the random state, and the scales of recipes */
@@ -186,9 +187,9 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
-/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it`, of the optimizer, iterates over the ranges of
- * elements whose optimizer state this rank has. The caller passes `it` at the first range of this parameter, if this
- * rank has one; the function moves it past the last one. *more: 0 if `it` has reached its end. */
+/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it`, of the optimizer, iterates
+ * over the ranges of elements whose optimizer state this rank has. The caller passes `it` at the first range of this
+ * parameter, if this rank has one; the function moves it past the last one. *more: 0 if `it` has reached its end. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -248,8 +249,8 @@ TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
 
 /* ---- several ranks: agreeing ------------------------------------------------------------------------------------- */
 
-/* The message that each rank sends to all others: whether it has failed, a hash of its list of tensors, and which models
- * it saves (te__checkpoint_tensors.saves). */
+/* The message that each rank sends to all others: whether it has failed, a hash of its list of tensors, and which
+ * models it saves (te__checkpoint_tensors.saves). */
 typedef struct te__rank_vote { uint32_t fails, tensors, saves; } te__rank_vote;
 
 TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
@@ -290,7 +291,7 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
         if (failed == TE_OK && status == TE_OK && l && saves != l->models)
             status = te_fail(ctx, TE_ERROR_STATE,
                              "checkpoint: each model has memory on exactly one stage of the pipeline; on the others it "
-                             "is a copy (te_model_is_copy) or elsewhere (te_model_describe)");
+                             "is a copy (te_model_mark_copy) or elsewhere (te_model_describe)");
     }
     te_release(ctx, target);
     free(votes);
