@@ -95,6 +95,7 @@ for grid in "4 2 3 5" "4 4 2 8" "3 3 1 4" "1 1 2 3"; do # ranks, stages, chunks,
     read -r n parts chunks batches <<<"$grid"
     timeout 60 mpirun --oversubscribe -n "$n" "$work/pipeline" run "$parts" "$chunks" "$batches"
 done
+timeout 60 mpirun --oversubscribe -n 4 "$work/pipeline" models "$work/stages.safetensors"
 timeout 60 mpirun --oversubscribe -n 2 "$work/pipeline" bytes >"$work/log" 2>&1 || true # MPI does not end well after this error
 grep -q "exchange with rank 0 of the pipeline group, rank 1 of 2: it has sent 80000 bytes, here are 160000" "$work/log" || { cat "$work/log" && exit 1; }
 

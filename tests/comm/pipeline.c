@@ -1,7 +1,9 @@
 /* pipeline.c -- messages between the stages of a pipeline (te/comm/pipeline.h): the groups of a grid; a whole schedule,
- * whose messages are compared with what each pass should receive; messages that are refused; stages that fail.
+ * whose messages are compared with what each pass should receive; the gradient norm and checkpoints of models that lie on
+ * several stages; messages that are refused; stages that fail.
  *
  *     mpirun -n 4 pipeline run 2 3 5     stages, chunks and micro-batches; 4 ranks: two pipelines
+ *     mpirun -n 4 pipeline models FILE   a model on each of 4 stages; the checkpoint's path
  *     mpirun -n 2 pipeline bytes         rank 0 sends fewer bytes than rank 1 expects
  *     mpirun -n 3 pipeline leave         rank 1 ends within the schedule; so with `stall`, which stays
  *
@@ -14,6 +16,8 @@
 #include "te/te.h"
 
 enum { COUNT = 40000 }; /* numbers in a message: more than MPI sends without a receiver */
+
+TE_SEQUENTIAL(small, f32, (linear, l, 12, 20), (bias, b, 20))
 
 static te_context ctx;
 static te_comm comm;
@@ -130,6 +134,96 @@ static te_status groups(void) {
     te_release(&ctx, x);
     return TE_OK;
 }
+/* Model i of MODELS is on stage i, the others are described; but model 0 is on the last stage, too, as a copy. */
+enum { MODELS = 4 };
+static small model[MODELS];
+/* has[i]: bind model i to memory; is_copy: mark model 0 as a copy */
+static te_status bind_models(const int has[MODELS], int is_copy) {
+    for (int i = 0; i < MODELS; i++) {
+        float *memory = 0;
+        if (!has[i]) {
+            TE_TRY(te_model_describe(&model[i].model, small_plan(), (te_param *)(&model[i].model + 1), 2, &ctx));
+            continue;
+        }
+        TE_TRY(take(&memory, 1)); /* leaves it to the end of the process */
+        TE_TRY(small_bind(&model[i], memory, memory + 16384, &ctx));
+        TE_TRY(te_model_randomize(&model[i].model, 1.0f, 5, (uint32_t)i, &ctx));
+        if (!i && is_copy) TE_TRY(te_model_mark_copy(&model[i].model, &ctx));
+    }
+    return TE_OK;
+}
+static te_checkpoint checkpoint_of(te_named_model named[MODELS]) {
+    static const char *const names[MODELS] = {"a", "b", "c", "d"};
+    te_checkpoint c;
+    memset(&c, 0, sizeof c);
+    for (int i = 0; i < MODELS; i++) named[i].name = names[i], named[i].model = &model[i].model;
+    c.models = named, c.count = MODELS;
+    return c;
+}
+static te_status models(const char *path) {
+    const int stage = comm.pipeline.rank, last = stage == MODELS - 1, elements = (int)te_plan_param_elements(small_plan());
+    const int has[MODELS] = {!stage || last, stage == 1, stage == 2, last}, none[MODELS] = {0, 0, 0, 0};
+    static float before[2][COUNT / 2], after[COUNT / 2];
+    const size_t bytes = (size_t)elements * sizeof(float);
+    te_named_model named[MODELS];
+    const te_checkpoint c = checkpoint_of(named);
+    te_model *own[2] = {&model[last ? 0 : stage].model, &model[MODELS - 1].model};
+    te_safetensors file;
+    te_grad_norm norm;
+    void *memory = 0;
+    if (comm.pipeline.size != MODELS) return te_fail(&ctx, TE_ERROR_VALUE, "%d stages are needed", (int)MODELS);
+    TE_TRY(bind_models(has, last));
+    /* The norm: each gradient of stage s is s + 1; the copy of model 0 has gradients of 100, which do not count. */
+    const int count = last ? 2 : 1;
+    for (int k = 0; k < count; k++) {
+        for (int i = 0; i < elements; i++) host[i] = last && !k ? 100.0f : (float)(stage + 1);
+        TE_TRY(te_copy(&ctx, (void *)(uintptr_t)own[k]->grads, host, bytes));
+        TE_TRY(te_copy(&ctx, before[k], own[k]->params, bytes));
+        TE_TRY(te_synchronize(&ctx));
+    }
+    TE_TRY(te_allocate(&ctx, &memory, te_grad_norm_bytes(own, count)));
+    TE_TRY(te_grad_norm_init(&norm, memory, te_grad_norm_bytes(own, count), own, count, &ctx));
+    TE_TRY(te_grad_norm_run(&norm, &ctx));
+    TE_TRY(te_comm_synchronize(&ctx));
+    TE_TRY(te_copy(&ctx, host, norm.result, sizeof *host));
+    TE_TRY(te_synchronize(&ctx));
+    equal((int)host[0], (12 * 20 + 20) * (1 + 4 + 9 + 16), "the sum of the squares of all gradients");
+    te_release(&ctx, memory);
+    /* The checkpoint comes back on all stages, also into the copy. */
+    TE_TRY(te_checkpoint_save(path, &c, &ctx));
+    for (int k = 0; k < count; k++) TE_TRY(te_fill(&ctx, (void *)(uintptr_t)own[k]->params, 0xff, bytes));
+    TE_TRY(te_safetensors_open(&file, path, &ctx));
+    TE_TRY(te_checkpoint_load(&c, &file, &ctx));
+    te_safetensors_close(&file);
+    for (int k = 0; k < count; k++) {
+        TE_TRY(te_copy(&ctx, after, own[k]->params, bytes));
+        TE_TRY(te_synchronize(&ctx));
+        for (int i = 0; i < own[k]->param_count; i++) {
+            const te_param *p = &own[k]->param[i];
+            const int64_t at = (const float *)p->data - (const float *)own[k]->params;
+            equal(memcmp(after + at, before[k] + at, (size_t)(p->rows * p->cols) * sizeof(float)), 0, "what was loaded");
+        }
+    }
+    /* A model that no stage has, and one that two have: errors on all stages. */
+    const char *const text = "each model has memory on exactly one stage of the pipeline";
+    TE_TRY(bind_models(stage == 2 ? none : has, last));
+    refused(te_checkpoint_save(path, &c, &ctx), TE_ERROR_STATE, text);
+    TE_TRY(bind_models(has, 0));
+    refused(te_checkpoint_save(path, &c, &ctx), TE_ERROR_STATE, text);
+    /* A described model cannot run or be updated. */
+    te_model *elsewhere[1] = {&model[stage ? 1 + stage % 2 : 1].model};
+    te_batch batch;
+    memset(&batch, 0, sizeof batch), batch.batch = batch.seq = 1;
+    TE_TRY(bind_models(none, 0));
+    refused(te_plan_forward(te_matrix(after, TE_f32, 1, 20), 0, te_matrix(before, TE_f32, 1, 12), small_plan(), elsewhere[0],
+                            &batch, &ctx), TE_ERROR_STATE, "has no memory");
+    refused(te_grad_norm_init(&norm, after, sizeof after, elsewhere, 1, &ctx), TE_ERROR_NULL, "has no memory");
+    refused(te_model_mark_copy(elsewhere[0], &ctx), TE_ERROR_STATE, "te_model_mark_copy: the instance is not bound");
+    te_recipes_config config = te_recipes_defaults();
+    config.ranks = comm.world.size;
+    refused(te__recipes_check_config(&config, &ctx), TE_ERROR_VALUE, "the stages of a pipeline have other products");
+    return TE_OK;
+}
 /* Rank 1 expects more than rank 0 sends. NCCL does not notice that. */
 static te_status bytes(void) {
     float *x;
@@ -141,9 +235,10 @@ static te_status bytes(void) {
 
 int main(int argc, char **argv) {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *mode = argc > 1 ? argv[1] : "";
-    const int runs = !strcmp(mode, "run") && argc == 5, leaves = !strcmp(mode, "leave"), stalls = !strcmp(mode, "stall");
+    const int runs = !strcmp(mode, "run") && argc == 5, has_models = !strcmp(mode, "models") && argc == 3;
+    const int leaves = !strcmp(mode, "leave"), stalls = !strcmp(mode, "stall");
     int rank, size;
-    if (!runs && !leaves && !stalls && strcmp(mode, "bytes")) return fprintf(stderr, "pipeline run STAGES CHUNKS MICRO_BATCHES\n"), 2;
+    if (!runs && !has_models && !leaves && !stalls && strcmp(mode, "bytes")) return fprintf(stderr, "pipeline run STAGES CHUNKS MICRO_BATCHES\n"), 2;
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.pipeline = runs ? atoi(argv[2]) : size;
@@ -153,6 +248,8 @@ int main(int argc, char **argv) {
     if (status == TE_OK && runs) {
         status = groups();
         if (status == TE_OK) status = run(te_pipeline_of(config.pipeline, atoi(argv[3]), atoi(argv[4])), -1);
+    } else if (status == TE_OK && has_models) {
+        status = models(argv[2]);
     } else if (status == TE_OK && (leaves || stalls)) {
         status = run(te_pipeline_of(size, 2, 2 * size), rank == 1 ? 5 : -1);
         if (rank == 1 && stalls) sleep(20);
@@ -163,8 +260,7 @@ int main(int argc, char **argv) {
     if (status != TE_OK)
         printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (!rank && !wrong)
-        printf("pipeline: %lld values of %d ranks, %s stages, %s chunks, %s micro-batches\n", (long long)compared, size,
-               runs ? argv[2] : "-", runs ? argv[3] : "-", runs ? argv[4] : "-");
+        printf("pipeline %s: %lld values of %d ranks, %d stages\n", mode, (long long)compared, size, comm.pipeline.size);
     fflush(stdout);
     te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);
