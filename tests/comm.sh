@@ -146,14 +146,14 @@ for grid in "1 1 2 --chunks 2" "1 1 4" "1 2 2 --zero1 --chunks 2"; do # pipeline
     read -r tp dp pp options <<<"$grid"
     rm -rf "$work/gpt_stages"
     stages=$pp train_gpt "$tp" "$dp" gpt_stages --steps 6 --size odd --accumulate 6 $options
-    alike gpt_stages1 gpt_stages 7 1e-6 "--tp $tp --dp $dp --pp $pp${options:+ $options}"
+    alike gpt_stages1 gpt_stages 8 1e-6 "--tp $tp --dp $dp --pp $pp${options:+ $options}"
 done
 for grid in "1 1 12" "1 4 18"; do # their checkpoints: --dp, --pp, steps
     read -r dp pp steps <<<"$grid"
     train_gpt 1 1 gpt_stages1 --steps "$steps" --resume --force
     stages=$pp train_gpt 1 "$dp" gpt_stages --steps "$steps" --resume --force
 done
-alike gpt_stages1 gpt_stages 22 1e-6 "--dp 2 --pp 2 --zero1, then one process, then --pp 4"
+alike gpt_stages1 gpt_stages 24 1e-6 "--dp 2 --pp 2 --zero1, then one process, then --pp 4"
 rm -rf "$work/gpt_stages"
 stages=2 train_gpt 2 1 gpt_stages --steps 8 --sp
 alike gpt_one gpt_stages 10 1e-6 "--tp 2 --sp --pp 2"
