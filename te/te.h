@@ -19,6 +19,7 @@
 #include "comm/buckets.h"           /* te_buckets: gradients reduced while backward runs */
 #include "comm/collective.h"        /* all_gather, reduce_scatter, all_reduce, copy_to_group */
 #include "comm/comm.h"              /* te_comm_create */
+#include "comm/pipeline.h"          /* te_send, te_receive, te_pipeline_schedule: stages of a pipeline */
 #include "comm/reduce_gradients.h"            /* te_reduce_gradients */
 #include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */
 #include "fuse/inference.h"         /* TE_INFERENCE */

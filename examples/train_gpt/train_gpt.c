@@ -20,6 +20,8 @@
  *                                          and, by --sp, tokens; built with -DGPT_RANKS=2, too. With --experts 8
  *                                          each of the two has four of the experts
  *     mpirun -n 4 ./train_gpt --cp 4       four processes that split each sequence; built with -DGPT_CONTEXT=ring, too
+ *     mpirun -n 4 ./train_gpt --pp 2 --chunks 2 --dp 2 --accumulate 8
+ *                                          pipelines of two stages, each with two of the four parts of the model
  *
  * SIGINT, SIGTERM, SIGHUP and a closed pipe behind stdout stop it after a step; it then writes a checkpoint. A second
  * SIGINT or SIGTERM ends it at once. An optimizer step whose gradients are not finite is skipped, and weights that are
@@ -265,7 +267,7 @@ typedef struct options {
     const char *size, *out, *prompt, *tune, *init, *recipe, *optimizer, *moments, *sums;
     const char **path; /* [paths]: files and folders of the text */
     int paths;
-    long steps, batch, seq, accumulate, tp, cp, dp, log, validate, sample, save;
+    long steps, batch, seq, accumulate, tp, cp, dp, pp, chunks, log, validate, sample, save;
     long experts, top_k; /* 0, 0: an MLP */
     double lr, temperature;
     long seed, sp, zero1, resume, force, plan;
@@ -274,8 +276,9 @@ typedef struct options {
 static te_context ctx;
 /* This process is number `rank` of `processes`; rank 0 writes and prints. `contexts` (--cp) times `tensor` (--tp)
  * consecutive ranks share each of the `replicas` (--dp): ranks of one replica train on the same batches, different
- * replicas on different ones. With --cp a rank has the part of each sequence that `shard` says. */
-static int rank, processes = 1, replica, replicas = 1, tensor = 1, contexts = 1;
+ * replicas on different ones. With --cp a rank has the part of each sequence that `shard` says. With --pp there are as many ranks
+ * for each of the `stages`, the first ones for stage 0. */
+static int rank, processes = 1, replica, replicas = 1, tensor = 1, contexts = 1, stage, stages = 1;
 static te_cp_shard shard = {0, 1};
 
 static void check(te_status status, const char *what) {
@@ -350,7 +353,7 @@ enum { MAX_PEER = 64 << 20 };
  * which the other ranks find it. bytes: the largest tensor that ranks sum or, with --sp, that GEMMs gather and scatter
  * while they run. */
 static void ranks_of(const options *o, int64_t bytes) {
-    const long tp = o->tp, cp = o->cp, dp = o->dp, all = tp * cp * dp;
+    const long tp = o->tp, cp = o->cp, dp = o->dp, all = tp * cp * dp * o->pp;
     int size = 1;
     te_comm_rank_from_env(&rank, &size);
     if (all == 1 && rank) { /* else each process would be a separate run, all in one folder */
@@ -359,15 +362,17 @@ static void ranks_of(const options *o, int64_t bytes) {
         exit(1);
     }
     if (all > 1 && size != all) {
-        char split[32] = "";
+        char split[64] = "";
         if (cp > 1) snprintf(split, sizeof split, " --cp %ld", cp);
+        if (o->pp > 1) snprintf(split + strlen(split), sizeof split - strlen(split), " --pp %ld", o->pp);
         fprintf(stderr, "train_gpt: --tp %ld%s --dp %ld wants %ld processes, and here are %d; mpirun -n %ld starts them\n",
                 tp, split, dp, all, size, all);
         exit(1);
     }
-    tensor = (int)tp, contexts = (int)cp, replicas = (int)dp, processes = (int)all;
+    tensor = (int)tp, contexts = (int)cp, replicas = (int)dp, stages = (int)o->pp, processes = (int)all;
     if (processes == 1) rank = 0;
-    replica = rank / tensor / contexts, shard.rank = rank / tensor % contexts, shard.ranks = contexts;
+    stage = rank / (processes / stages);
+    replica = rank / tensor / contexts % replicas, shard.rank = rank / tensor % contexts, shard.ranks = contexts;
     check(te_context_create(&ctx, TE_CUDA ? rank : 0, (uint64_t)o->seed), "context");
     if (processes == 1) return;
     if (rank && !freopen("/dev/null", "w", stdout)) die(strerror(errno), "/dev/null");
@@ -375,13 +380,13 @@ static void ranks_of(const options *o, int64_t bytes) {
     char file[4096 + 32];
     te_comm_config config = te_comm_defaults();
     snprintf(file, sizeof file, "%s/ranks.%ld", o->out, (long)getppid()); /* mpirun's number: different for each run */
-    config.file = file, config.tensor = tensor, config.context = contexts;
+    config.file = file, config.tensor = tensor, config.context = contexts, config.pipeline = stages;
     if (o->sp) config.overlap_bytes = bytes;
     else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MAX_PEER));
     check(te_comm_create(&comm, &config, &ctx), "ranks");
 #else
     (void)bytes;
-    die("--tp, --cp and --dp: built without -DTE_COMM", NULL);
+    die("--tp, --cp, --dp and --pp: built without -DTE_COMM", NULL);
 #endif
 }
 /* The sum of a number over the ranks of a group. Waits for the device. */
@@ -501,6 +506,13 @@ static text read_texts(const char *const *path, int paths) {
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* the network: embed, layers of block, head, on one buffer of weights and one of gradients                           */
 
+/* The models first to last, which are one part of the model: chunk c of stage s is part c * stages + s. `kept`: how many
+ * micro-batches are between their forward and their backward at the same time; micro-batch m has the buffers m % kept. */
+typedef struct gpt_chunk {
+    int first, last;
+    te_pipeline_buffers kept;
+    char *dy; /* [kept.gradients, rows / parts, hidden]: gradients of the output, which arrive from another stage */
+} gpt_chunk;
 typedef struct gpt {
     const gpt_size *size;
     const gpt_lists *lists, *run_lists; /* run_lists: of the models that run, which may be cut otherwise */
@@ -509,16 +521,24 @@ typedef struct gpt {
     int parts;              /* --sp: between the sharded GEMMs this rank has 1/parts of a batch's rows; else 1 */
     int in_fp8;
     te_recipes recipes;
-    te_model *model, logits, **all; /* all: pointers to the models that are initialised, saved and updated */
+    te_model *model, logits, **all; /* all: pointers to all models; of those on other stages only the shapes are known */
+    te_model **own;                 /* [own_models]: the models that this stage initialises and updates */
+    int own_models;
+    gpt_chunk *chunk;               /* [chunks] */
+    te_pipeline_slot *slot;         /* [slots]: the passes of a step and the messages between stages */
+    int chunks, slots;
     te_model **run;                 /* the models that run: those of `all`, or others of the same weights */
     void *residual[2], *dresidual[2]; /* if the lists end in norms: the extra outputs of two lists, and their gradients */
     char *weights;
     float *grads;
-    te_saved *saved;  /* [models] */
-    void **x;         /* x[i]: the output of model i, [rows / parts, hidden] */
+    te_saved **saved; /* saved[i]: of model i, [kept] */
+    void *saved_memory;
+    char **x;         /* x[i]: the outputs of model i, [kept, rows / parts, hidden] */
     void *dx[2];
-    float *loss;      /* [rows] */
-    int32_t *tokens, *labels;
+    size_t x_bytes;   /* of one such output, rounded up */
+    int64_t rows;     /* of a micro-batch, or of a sample if that is more */
+    float *loss;      /* [kept, rows] */
+    int32_t *tokens, *labels; /* [kept, rows] */
 } gpt;
 
 static te_param *find_param(te_model *m, const char *op) {
@@ -532,6 +552,11 @@ static void bind(te_model *m, const te_plan *plan, void *weights, float *grads) 
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     check(te_model_bind(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, weights, grads,
                         &ctx), "bind");
+}
+static void describe(te_model *m, const te_plan *plan) {
+    int count = 0;
+    for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
+    check(te_model_describe(m, plan, (te_param *)host_memory((size_t)count * sizeof(te_param)), count, &ctx), "bind");
 }
 static const te_plan *plan_of(const gpt *g, const gpt_lists *lists, int i) {
     return i == 0 ? lists->embed() : i + 1 < g->models ? lists->block() : lists->head();
@@ -552,23 +577,53 @@ static void make_runs(gpt *g, size_t residual_bytes) {
     if (w != (char *)last->params + te_plan_param_bytes(last->plan)) die("the lists differ in their parameters", g->size->name);
     for (int i = 0; i < 2; i++) g->residual[i] = target_memory(residual_bytes), g->dresidual[i] = target_memory(residual_bytes);
 }
-/* kind: of the lists; norm_last: run the lists that end in norms. */
-static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, gpt_kind kind, int norm_last, const char *recipe, uint64_t seed) {
-    const int layers = size->layers;
-    const int64_t trained = (int64_t)batch * (seq / contexts), rows = te_max(trained, seq); /* a sample is a whole sequence */
-    memset(g, 0, sizeof *g);
-    g->lists = &size->lists[kind], g->parts = kind == GPT_SP || kind == GPT_SP_EXPERTS ? tensor : 1;
-    g->run_lists = norm_last ? &size->lists[GPT_TP_NORM_LAST] : g->lists;
-    g->in_fp8 = strcmp(recipe, "none") != 0;
-    g->size = size, g->batch = batch, g->whole = seq, g->seq = seq / contexts, g->models = layers + 2;
+/* Cut the model into stages * chunks parts of as many blocks each, or one more or less, and make the schedule. */
+static void make_chunks(gpt *g, int chunks, int micro_batches) {
+    const te_pipeline p = te_pipeline_of(stages, chunks, micro_batches);
+    const int layers = g->models - 2, parts = stages * chunks;
+    g->chunks = chunks, g->slots = te_pipeline_schedule(NULL, 0, p, stage);
+    g->chunk = (gpt_chunk *)calloc((size_t)chunks, sizeof *g->chunk);
+    g->slot = (te_pipeline_slot *)host_memory((size_t)g->slots * sizeof *g->slot);
+    if (!g->chunk) die("out of memory", NULL);
+    if (!te_pipeline_schedule(g->slot, g->slots, p, stage)) die("--accumulate x --chunks is too large", NULL);
+    for (int c = 0; c < chunks; c++) {
+        const int part = c * stages + stage;
+        g->chunk[c].first = part ? 1 + layers * part / parts : 0;
+        g->chunk[c].last = part + 1 < parts ? layers * (part + 1) / parts : layers + 1;
+        g->chunk[c].kept = te_pipeline_buffers_of(g->slot, g->slots, c);
+    }
+}
+/* The chunk of this stage that has model i; null: another stage has it. */
+static const gpt_chunk *chunk_of(const gpt *g, int i) {
+    for (int c = 0; c < g->chunks; c++)
+        if (g->chunk[c].first <= i && i <= g->chunk[c].last) return &g->chunk[c];
+    return NULL;
+}
+static int has_head(const gpt *g) { return g->chunk[g->chunks - 1].last == g->models - 1; }
+/* Whether this stage updates model i: it has it or, on the last stage, the head is tied to it. */
+static int owns(const gpt *g, int i) { return chunk_of(g, i) || (!i && has_head(g)); }
+
+/* Bind model i to memory, and draw its initial weights. */
+static void make_model(gpt *g, int i, char *weights, float *grads, uint64_t seed) {
+    const float std = 0.02f / sqrtf(2.0f * (float)(g->models - 2));
+    te_model *m = &g->model[i];
+    bind(m, plan_of(g, g->lists, i), weights, grads);
+    check(te_model_randomize(m, 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
+    if (!chunk_of(g, i)) check(te_model_mark_copy(m, &ctx), "copy of the embedding");
+    if (!i || i + 1 == g->models) return;
+    /* GPT-2: what is added to the residual stream starts smaller in deep models */
+    check(te_param_normal(find_param(m, "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx), "initial weights");
+    check(te_param_normal(find_param(m, "fc2"), std, seed, (uint32_t)i * 64 + 41, &ctx), "initial weights");
+}
+/* Make the weights and gradients of the models of this stage, and describe the others. */
+static void make_models(gpt *g, uint64_t seed) {
+    size_t weight_bytes = 0, grad_bytes = 0;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
     g->all = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
-    g->saved = (te_saved *)calloc((size_t)g->models, sizeof(te_saved));
-    g->x = (void **)calloc((size_t)g->models, sizeof(void *));
-    size_t weight_bytes = 0, grad_bytes = 0, workspace = 0;
+    g->own = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
     for (int i = 0; i < g->models; i++) {
         const te_plan *plan = plan_of(g, g->lists, i);
-        weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
+        if (owns(g, i)) weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
     }
     g->weights = (char *)target_memory(weight_bytes), g->grads = (float *)target_memory(grad_bytes);
     check(te_fill(&ctx, g->weights, 0, weight_bytes), "weights");
@@ -578,58 +633,102 @@ static void gpt_make(gpt *g, const gpt_size *size, int batch, int seq, gpt_kind 
     for (int i = 0; i < g->models; i++) {
         const te_plan *plan = plan_of(g, g->lists, i);
         g->all[i] = &g->model[i];
-        bind(&g->model[i], plan, w, d);
+        if (!owns(g, i)) {
+            describe(&g->model[i], plan);
+            continue;
+        }
+        g->own[g->own_models++] = &g->model[i];
+        make_model(g, i, w, d, seed);
         if (i == g->models - 1) bind(&g->logits, g->run_lists->logits(), w, NULL);
         w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
-        check(te_model_randomize(&g->model[i], 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
     }
-    for (int i = 1; i <= layers; i++) { /* GPT-2: what is added to the residual stream starts smaller in deep models */
-        const float std = 0.02f / sqrtf(2.0f * (float)layers);
-        check(te_param_normal(find_param(&g->model[i], "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx),
-              "initial weights");
-        check(te_param_normal(find_param(&g->model[i], "fc2"), std, seed, (uint32_t)i * 64 + 41, &ctx),
-              "initial weights");
-    }
+    if (!has_head(g)) return;
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
-    const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
-    g->run = g->all;
-    if (norm_last) {
-        make_runs(g, (size_t)rows * width);
-        check(te_tie(find_param(g->run[g->models - 1], "lm"), find_param(g->run[0], "wte"), &ctx), "tie");
-    }
-    size_t saved_bytes = 0;
-    for (int i = 0; i < g->models; i++) {
-        g->saved[i].bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(g->run[i]->plan, trained, &ctx)
-                                      : te_plan_saved_bytes_of_rank_without_recipe(g->run[i]->plan, trained, &ctx);
-        saved_bytes += g->saved[i].bytes = (size_t)te_round_up((int64_t)g->saved[i].bytes, TE_ALIGN);
-        if (i + 1 < g->models) g->x[i] = target_memory((size_t)(rows / g->parts) * width);
-        const size_t need = te_plan_workspace_bytes(g->run[i]->plan, g->run[i], rows, &ctx);
-        workspace = need > workspace ? need : workspace;
+}
+/* Make the memory for the values between the models, and for those that forward saves. trained: the rows of a
+ * micro-batch. */
+static void make_values(gpt *g, int64_t trained) {
+    size_t saved_bytes = 0, workspace = 0;
+    int tokens = 1; /* how many micro-batches of tokens and labels are kept */
+    g->saved = (te_saved **)calloc((size_t)g->models, sizeof(te_saved *));
+    g->x = (char **)calloc((size_t)g->models, sizeof(char *));
+    if (!g->saved || !g->x) die("out of memory", NULL);
+    for (int c = 0; c < g->chunks; c++) {
+        gpt_chunk *chunk = &g->chunk[c];
+        const size_t kept = (size_t)chunk->kept.inputs;
+        if (!chunk->first || chunk->last == g->models - 1) tokens = (int)te_max(tokens, chunk->kept.inputs);
+        if (chunk->kept.gradients) chunk->dy = (char *)target_memory((size_t)chunk->kept.gradients * g->x_bytes);
+        for (int i = (int)te_max(0, chunk->first - 1); i <= chunk->last; i++) {
+            if (i + 1 < g->models) g->x[i] = (char *)target_memory(kept * g->x_bytes);
+            if (i < chunk->first) continue; /* the output of another stage */
+            const te_plan *plan = g->run[i]->plan;
+            const size_t bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(plan, trained, &ctx)
+                                           : te_plan_saved_bytes_of_rank_without_recipe(plan, trained, &ctx);
+            const size_t need = te_plan_workspace_bytes(plan, g->run[i], g->rows, &ctx);
+            workspace = need > workspace ? need : workspace;
+            g->saved[i] = (te_saved *)calloc(kept, sizeof(te_saved));
+            if (!g->saved[i]) die("out of memory", NULL);
+            g->saved[i]->bytes = (size_t)te_round_up((int64_t)bytes, TE_ALIGN);
+            saved_bytes += kept * g->saved[i]->bytes;
+        }
     }
     char *memory = (char *)saved_memory(saved_bytes);
-    for (int i = 0; i < g->models; i++) g->saved[i].memory = memory, memory += g->saved[i].bytes;
-    check(te_context_reserve(&ctx, workspace), "workspace");
-    if (g->in_fp8) {
-        te_recipes_config config = te_recipes_defaults();
-        config.current = !strcmp(recipe, "fp8_current"), config.ranks = processes;
-        const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
-        check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
+    g->saved_memory = memory;
+    for (int i = 0; i < g->models; i++) {
+        const gpt_chunk *chunk = chunk_of(g, i);
+        for (int n = 0; chunk && n < chunk->kept.inputs; n++) {
+            g->saved[i][n].memory = memory, g->saved[i][n].bytes = g->saved[i]->bytes;
+            memory += g->saved[i]->bytes;
+        }
     }
-    for (int i = 0; i < 2; i++) g->dx[i] = target_memory((size_t)(rows / g->parts) * width);
-    g->loss = (float *)target_memory((size_t)rows * sizeof(float));
-    g->tokens = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
-    g->labels = (int32_t *)target_memory((size_t)rows * sizeof(int32_t));
+    check(te_context_reserve(&ctx, workspace), "workspace");
+    for (int i = 0; i < 2; i++) g->dx[i] = target_memory(g->x_bytes);
+    g->loss = (float *)target_memory((size_t)(tokens * g->rows) * sizeof(float));
+    g->tokens = (int32_t *)target_memory((size_t)(tokens * g->rows) * sizeof(int32_t));
+    g->labels = (int32_t *)target_memory((size_t)(tokens * g->rows) * sizeof(int32_t));
 }
-static te_batch gpt_batch(const gpt *g, int batch, int seq) {
+/* kind: of the lists; norm_last: run the lists that end in norms. */
+static void gpt_make(gpt *g, const gpt_size *size, const options *o, gpt_kind kind, int norm_last) {
+    const int seq = (int)o->seq;
+    const int64_t trained = o->batch * (seq / contexts);
+    memset(g, 0, sizeof *g);
+    g->lists = &size->lists[kind], g->parts = kind == GPT_SP || kind == GPT_SP_EXPERTS ? tensor : 1;
+    g->run_lists = norm_last ? &size->lists[GPT_TP_NORM_LAST] : g->lists;
+    g->in_fp8 = strcmp(o->recipe, "none") != 0;
+    g->size = size, g->batch = (int)o->batch, g->whole = seq, g->seq = seq / contexts, g->models = size->layers + 2;
+    g->rows = te_max(trained, seq); /* a sample is a whole sequence */
+    const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
+    g->x_bytes = (size_t)te_round_up(g->rows / g->parts * (int64_t)width, TE_ALIGN);
+    make_chunks(g, (int)o->chunks, (int)o->accumulate);
+    make_models(g, (uint64_t)o->seed);
+    g->run = g->all;
+    if (norm_last) {
+        make_runs(g, (size_t)g->rows * width);
+        check(te_tie(find_param(g->run[g->models - 1], "lm"), find_param(g->run[0], "wte"), &ctx), "tie");
+    }
+    make_values(g, trained);
+    if (!g->in_fp8) return;
+    te_recipes_config config = te_recipes_defaults();
+    config.current = !strcmp(o->recipe, "fp8_current"), config.ranks = processes;
+    const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
+    check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
+}
+/* The batch whose tokens and labels are in buffer n. */
+static te_batch gpt_batch(const gpt *g, int batch, int seq, int n) {
     te_batch b;
     memset(&b, 0, sizeof b);
-    b.batch = batch, b.seq = seq, b.tokens = g->tokens, b.labels = g->labels, b.ignore_index = -1;
+    b.batch = batch, b.seq = seq, b.ignore_index = -1;
+    b.tokens = g->tokens + n * g->rows, b.labels = g->labels + n * g->rows;
     b.context = contexts > 1;
     return b;
 }
 static te_tensor hidden_of(const gpt *g, void *data, const te_batch *b) {
     return te_matrix(data, TE_JOIN1(TE_, GPT_DTYPE), (int64_t)b->batch * b->seq / g->parts, g->size->hidden);
+}
+/* Output n of model i; of model -1, which reads tokens instead: none. */
+static te_tensor output_of(const gpt *g, int i, int n, const te_batch *b) {
+    return i < 0 ? te_none() : hidden_of(g, g->x[i] + (size_t)n * g->x_bytes, b);
 }
 
 /* The batch for list i, with its extra input x1 and output x if the lists end in norms. edge: memory for these. */
@@ -645,41 +744,63 @@ static te_batch with_residual(const gpt *g, const te_batch *b, int i, te_edge ed
     return of;
 }
 
-/* Compute the loss of every row into g->loss. `train`: also save the values that backward needs. */
-static void gpt_forward(gpt *g, const te_batch *b, int train) {
-    const int last = g->models - 1;
+/* Run the models of a chunk but the head, on the batch in buffers n. `train`: save the values that backward needs. */
+static void forward_blocks(gpt *g, const gpt_chunk *chunk, int n, const te_batch *b, int train) {
     te_edge edge[2];
-    for (int i = 0; i < last; i++) {
+    for (int i = chunk->first; i <= chunk->last && i + 1 < g->models; i++) {
         const te_batch of = with_residual(g, b, i, edge);
-        check(te_plan_forward(hidden_of(g, g->x[i], b), train ? &g->saved[i] : NULL,
-                              i ? hidden_of(g, g->x[i - 1], b) : te_none(),
+        check(te_plan_forward(output_of(g, i, n, b), train ? &g->saved[i][n] : NULL, output_of(g, i - 1, n, b),
                               g->run[i]->plan, g->run[i], &of, &ctx), "forward");
     }
-    check(te_plan_forward(te_matrix(g->loss, TE_f32, (int64_t)b->batch * b->seq, 1), train ? &g->saved[last] : NULL,
-                          hidden_of(g, g->x[last - 1], b), g->run[last]->plan, g->run[last], b, &ctx), "forward");
 }
-static void gpt_backward(gpt *g, const te_batch *b) {
-    te_tensor dy = te_none();
+/* The same with the head, if it is in the chunk: the loss of every row goes to g->loss. */
+static void forward_chunk(gpt *g, const gpt_chunk *chunk, int n, const te_batch *b, int train) {
+    const int head = g->models - 1;
+    forward_blocks(g, chunk, n, b, train);
+    if (chunk->last != head) return;
+    check(te_plan_forward(te_matrix(g->loss + n * g->rows, TE_f32, (int64_t)b->batch * b->seq, 1),
+                          train ? &g->saved[head][n] : NULL, output_of(g, head - 1, n, b), g->run[head]->plan,
+                          g->run[head], b, &ctx), "forward");
+}
+/* dy: the gradient of the chunk's output; none if that is the loss. Returns the gradient of its input. */
+static te_tensor backward_chunk(gpt *g, const gpt_chunk *chunk, int n, te_tensor dy, const te_batch *b) {
     te_edge edge[2];
-    for (int i = g->models - 1; i >= 0; i--) {
+    for (int i = chunk->last; i >= chunk->first; i--) {
         const te_tensor dx = i ? hidden_of(g, g->dx[i & 1], b) : te_none();
         const te_batch of = with_residual(g, b, i, edge);
-        check(te_plan_backward(dx, dy, &g->saved[i], g->run[i]->plan, g->run[i], &of, &ctx), "backward");
+        check(te_plan_backward(dx, dy, &g->saved[i][n], g->run[i]->plan, g->run[i], &of, &ctx), "backward");
         dy = dx;
     }
+    return dy;
 }
-/* The mean of g->loss. Waits for the device. */
-static double gpt_loss(const gpt *g, const te_batch *b) {
+/* Run all parts of the model on the batch in buffer 0, one after the other on the stages that have them, and save
+ * nothing. last: the model behind the blocks, which writes y. */
+static void infer(gpt *g, te_model *last, te_tensor y, const te_batch *b) {
+    const te_group *pipeline = te_pipeline_group(&ctx);
+    for (int c = 0; c < g->chunks; c++) {
+        const gpt_chunk *chunk = &g->chunk[c];
+        const int before = (stage + stages - 1) % stages, behind = (stage + 1) % stages, is_last = chunk->last + 1 == g->models;
+        if (chunk->first) check(te_receive(pipeline, output_of(g, chunk->first - 1, 0, b), before, &ctx), "stages");
+        forward_blocks(g, chunk, 0, b, 0);
+        if (!is_last) check(te_send(pipeline, output_of(g, chunk->last, 0, b), behind, &ctx), "stages");
+        else check(te_plan_forward(y, NULL, output_of(g, g->models - 2, 0, b), last->plan, last, b, &ctx), "forward");
+    }
+}
+/* The mean of the losses in buffer n; 0 on a stage that has no head. Waits for the device. */
+static double gpt_loss(const gpt *g, const te_batch *b, int n) {
     static float *host;
     const int rows = b->batch * b->seq;
+    if (!has_head(g)) return 0;
     if (!host) host = (float *)host_memory((size_t)g->batch * (size_t)g->seq * sizeof(float));
     check(te_comm_synchronize(&ctx), "loss");
-    check(te_copy(&ctx, host, g->loss, (size_t)rows * sizeof(float)), "loss");
+    check(te_copy(&ctx, host, g->loss + n * g->rows, (size_t)rows * sizeof(float)), "loss");
     check(te_synchronize(&ctx), "loss");
     double sum = 0;
     for (int i = 0; i < rows; i++) sum += host[i];
     return sum / rows;
 }
+/* The sum of losses over the replicas; the last stage tells the others. */
+static double loss_over_ranks(double sum) { return sum_over(te_pipeline_group(&ctx), sum_over(te_data_group(&ctx), sum)); }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* batches: windows of the text, whose places follow from the seed and the batch number alone, so that a resumed run  */
@@ -715,7 +836,8 @@ static corpus corpus_of(const text *t, int seq, int vocabulary) {
     free(wide);
     return c;
 }
-static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t number, uint64_t seed) {
+/* Batch `number`, into the buffers n for tokens and labels. */
+static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t number, uint64_t seed, int n) {
     const int64_t from = validate ? c->train : 0, places = (validate ? c->total - c->train : c->train) - g->whole - 1;
     const int chunks = contexts > 1 ? 2 : 1, rows = g->seq / chunks; /* with --cp two chunks of the window */
     const size_t bytes = (size_t)rows * sizeof(int32_t);
@@ -725,21 +847,21 @@ static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t num
         const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)places);
         for (int k = 0; k < chunks; k++) {
             const int32_t *chunk = window + te_cp_position(shard, k * rows, g->seq);
-            const int at = i * g->seq + k * rows;
+            const int64_t at = n * g->rows + i * g->seq + k * rows;
             check(te_copy(&ctx, g->tokens + at, chunk, bytes), "batch");
             check(te_copy(&ctx, g->labels + at, chunk + 1, bytes), "batch");
         }
     }
 }
 static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t seed) {
-    const te_batch b = gpt_batch(g, g->batch, g->seq);
+    const te_batch b = gpt_batch(g, g->batch, g->seq, 0);
     double sum = 0;
     for (int i = 0; i < batches; i++) {
-        take_batch(g, c, 1, (uint64_t)(i * replicas + replica), seed);
-        gpt_forward(g, &b, 0);
-        sum += gpt_loss(g, &b);
+        take_batch(g, c, 1, (uint64_t)(i * replicas + replica), seed, 0);
+        infer(g, g->run[g->models - 1], te_matrix(g->loss, TE_f32, (int64_t)b.batch * b.seq, 1), &b);
+        sum += gpt_loss(g, &b, 0);
     }
-    return sum_over(te_data_group(&ctx), sum) / (batches * replicas * contexts);
+    return loss_over_ranks(sum) / (batches * replicas * contexts);
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -784,8 +906,8 @@ static void put_byte(int byte) {
     else if ((byte >= 32 && byte < 127) || byte == '\n' || byte == '\t') putchar(byte);
     else printf("\\x%02x", (unsigned)byte);
 }
-/* All ranks of a tensor group call this. Each computes its columns of the logits; they are gathered, and every rank picks
- * the same byte. With --sp the rows are sharded, so the text is padded until the number of ranks divides its rows.
+/* All ranks of a tensor group call this, on each stage of a pipeline. Each computes its columns of the logits; they are
+ * gathered, and every rank picks the same byte. With --sp the rows are sharded, so the text is padded until the number of ranks divides its rows.
  * Attention is causal, so the padding does not change the rows before it. */
 static void print_sample(gpt *g, const char *prompt, int length, double temperature, uint64_t seed) {
     const int longest = g->whole, columns = g->size->vocabulary / tensor;
@@ -802,25 +924,21 @@ static void print_sample(gpt *g, const char *prompt, int length, double temperat
     for (int i = 0; i < n; i++)
         if (window[i] >= g->size->vocabulary) die("--prompt has a byte that the vocabulary of this size has not", prompt);
     for (int i = 0; i < n; i++) put_byte(window[i]);
-    for (int i = 0; i < length && !(sum_over(group, interrupted) > 0); i++) {
+    for (int i = 0; i < length && !(sum_over(te_pipeline_group(&ctx), sum_over(group, interrupted)) > 0); i++) {
         const int rows = (n + g->parts - 1) / g->parts * g->parts;
-        te_batch b = gpt_batch(g, 1, rows);
+        te_batch b = gpt_batch(g, 1, rows, 0);
         b.context = 0; /* one process computes the whole sequence */
         check(te_copy(&ctx, g->tokens, window, (size_t)rows * sizeof(int32_t)), "sample");
-        for (int k = 0; k < g->models - 1; k++) {
-            te_edge edge[2];
-            const te_batch of = with_residual(g, &b, k, edge);
-            check(te_plan_forward(hidden_of(g, g->x[k], &b), NULL, k ? hidden_of(g, g->x[k - 1], &b) : te_none(),
-                                  g->run[k]->plan, g->run[k], &of, &ctx), "sample");
-        }
-        check(te_plan_forward(te_matrix(logits, dtype, rows, columns), NULL, hidden_of(g, g->x[g->models - 2], &b),
-                              g->logits.plan, &g->logits,
-                              &b, &ctx), "sample");
+        infer(g, &g->logits, te_matrix(logits, dtype, rows, columns), &b);
         const char *last = logits + (size_t)(n - 1) * part_bytes;
-        if (whole) check(te_group_all_gather(group, whole, last, columns, dtype, &ctx), "sample");
-        check(te_copy(&ctx, row, whole ? whole : last, row_bytes), "sample");
-        check(te_synchronize(&ctx), "sample");
-        const int next = pick(row, (int)te_min(256, g->size->vocabulary), dtype, temperature, seed, (uint64_t)i);
+        int next = 0;
+        if (has_head(g)) {
+            if (whole) check(te_group_all_gather(group, whole, last, columns, dtype, &ctx), "sample");
+            check(te_copy(&ctx, row, whole ? whole : last, row_bytes), "sample");
+            check(te_synchronize(&ctx), "sample");
+            next = pick(row, (int)te_min(256, g->size->vocabulary), dtype, temperature, seed, (uint64_t)i);
+        }
+        next = (int)sum_over(te_pipeline_group(&ctx), next); /* the last stage tells the others */
         put_byte(next);
         flush_output();
         if (n == longest) { /* the window is full: keep its later half */
@@ -956,7 +1074,9 @@ static const char usage[] =
     "                    (-DGPT_RANKS=N)                           1\n"
     "  --sp              sequence parallel: these processes also shard its tokens, between the GEMMs\n"
     "  --cp N            context parallel: processes that split each sequence (-DGPT_CONTEXT=ring)   1\n"
-    "                    (mpirun -n TP*CP*DP starts all processes)\n"
+    "  --pp N            pipeline parallel: stages, each with some of the layers, that pass on micro-batches   1\n"
+    "  --chunks N        parts of the model that a stage has, for shorter idle times (interleaved 1F1B)   1\n"
+    "                    (mpirun -n TP*CP*DP*PP starts all processes)\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
     "  --moments NAME    optimizer's moments in: f32, bf16, 8bit   f32\n"
@@ -965,8 +1085,8 @@ static const char usage[] =
     "  --validate N      validation loss every N steps, 0: never   250\n"
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
-    "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --cp, --sp\n"
-    "                    and the options on printing are given again\n"
+    "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --cp, --sp,\n"
+    "                    --pp, --chunks and the options on printing are given again\n"
     "  --init FILE       start from the weights of this checkpoint, with a new optimizer and at step 0\n"
     "  --force           continue even if its checksum is wrong, or it was made with other options or another text\n"
     "  --sample N        bytes of the sample at the end            600\n"
@@ -990,9 +1110,10 @@ static int moments_of(const char *name) {
 enum { MAX_ACCUMULATE = 1 << 20, MAX_SIDE = 65536, MAX_TOKENS = 1 << 26, MAX_REPLICAS = 65536 };
 /* Whether the lists that run end in norms (GPT_BLOCK_NORM_LAST). With --sp, the all_gather behind a block's first norm
  * overlaps with the linear behind it; in FP8 that norm stores the operand of this linear; both want it in the same list.
- * --zero1 shares out the optimizer's models, so these must be those that run. */
+ * --zero1 shares out the optimizer's models, so these must be those that run. With --pp stages send one tensor, which is
+ * the residual. */
 static int ends_in_norms(const options *o) {
-    return o->tp > 1 && !o->sp && !o->zero1 && !o->experts && !strcmp(o->recipe, "none");
+    return o->tp > 1 && !o->sp && !o->zero1 && !o->experts && o->pp == 1 && !strcmp(o->recipe, "none");
 }
 /* Check the options for several ranks. Whether --tp divides the model's sizes is checked later, when --size is known. */
 static void check_ranks(const options *o) {
@@ -1010,6 +1131,22 @@ static void check_ranks(const options *o) {
     if (o->sp && o->seq / o->cp % o->tp) die("--sp: --tp must divide --seq", NULL);
     if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
         die("--optimizer muon takes whole matrices, and with --tp a process has parts; adamw and sgd take parts", NULL);
+}
+/* Check --pp, when --size is known. */
+static void check_stages(const options *o, const gpt_size *size) {
+    if (o->chunks > 1 && o->pp == 1) die("--chunks: the stages of --pp have chunks of the model, and here is one", NULL);
+    if (o->pp == 1) return;
+    if (o->pp > TE_PIPELINE_MAX_STAGES) die("--pp: at most 64 stages", NULL);
+    if (o->pp * o->chunks > size->layers) {
+        fprintf(stderr, "train_gpt: --pp %ld --chunks %ld: at least a layer for each chunk, and --size %s has %d\n", o->pp,
+                o->chunks, size->name, size->layers);
+        exit(1);
+    }
+    if (strcmp(o->recipe, "none")) die("--recipe: with --pp the stages have other GEMMs, so they have no common scales", NULL);
+    if (strcmp(o->sums, "f32")) die("--sums: with --pp gradients are summed in f32", NULL);
+#ifdef GPT_DROPOUT
+    die("--pp: built with -DGPT_DROPOUT, and the stages would draw the same masks", NULL);
+#endif
 }
 static gpt_kind kind_of(const options *o) {
     const int kind = o->tp == 1 ? GPT_ONE : o->sp ? GPT_SP : GPT_TP;
@@ -1032,8 +1169,8 @@ static void check_experts(options *o) {
 }
 static void check_options(const options *o) {
     if (o->batch < 1 || o->seq < 2 || o->accumulate < 1 || o->dp < 1 || o->steps < 0 || o->log < 1 || o->validate < 0 ||
-        o->save < 0 || o->sample < 0 || o->tp < 1 || o->cp < 1)
-        die("batch, seq, accumulate, tp, cp, dp and log must be positive, the other counts not negative", NULL);
+        o->save < 0 || o->sample < 0 || o->tp < 1 || o->cp < 1 || o->pp < 1 || o->chunks < 1)
+        die("batch, seq, accumulate, tp, cp, dp, pp, chunks and log must be positive, the other counts not negative", NULL);
     if (o->batch > MAX_SIDE || o->seq > MAX_SIDE || o->batch * o->seq > MAX_TOKENS) {
         fprintf(stderr, "train_gpt: --batch %ld --seq %ld: at most %d each, and %d tokens together\n", o->batch, o->seq,
                 MAX_SIDE, MAX_TOKENS);
@@ -1092,7 +1229,7 @@ static options parse(int argc, char **argv) {
     memset(&o, 0, sizeof o);
     o.size = "tiny", o.out = "gpt_out", o.prompt = "#ifndef ", o.recipe = "none";
     o.optimizer = "adamw", o.moments = o.sums = "f32";
-    o.batch = 8, o.seq = 128, o.accumulate = 1, o.tp = o.cp = o.dp = 1;
+    o.batch = 8, o.seq = 128, o.accumulate = 1, o.tp = o.cp = o.dp = o.pp = o.chunks = 1;
     o.steps = 1500, o.log = 50, o.validate = 250, o.sample = 600, o.seed = 1;
     o.temperature = 0.8, o.lr = NAN; /* not given */
     struct { const char *name; const char **text; long *number; double *real; long *flag; } table[] = {
@@ -1102,6 +1239,7 @@ static options parse(int argc, char **argv) {
         {"--sums", &o.sums, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
+        {"--pp", 0, &o.pp, 0, 0}, {"--chunks", 0, &o.chunks, 0, 0},
         {"--tp", 0, &o.tp, 0, 0}, {"--cp", 0, &o.cp, 0, 0}, {"--sp", 0, 0, 0, &o.sp},             {"--zero1", 0, 0, 0, &o.zero1},
         {"--experts", 0, &o.experts, 0, 0}, {"--top_k", 0, &o.top_k, 0, 0},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
@@ -1262,7 +1400,10 @@ static long resume(const char *path, gpt *g, te_adamw *opt, const options *o, co
 static void load_weights(const char *path, gpt *g, const options *o) {
     state s;
     te_safetensors file;
+    int own = 0;
     name_models(&s, g);
+    for (int i = 0; i < g->models; i++)
+        if (owns(g, i)) s.models[own++] = s.models[i];
     check(te_safetensors_open(&file, path, &ctx), "--init");
     const char *size = te_safetensors_metadata(&file, "size");
     if (size && strcmp(size, o->size)) {
@@ -1270,7 +1411,7 @@ static void load_weights(const char *path, gpt *g, const options *o) {
         exit(1);
     }
     if (!o->force) check(te_safetensors_verify(&file, &ctx), "--init");
-    check(te_weights_load(s.models, g->models, &file, &ctx), "--init");
+    check(te_weights_load(s.models, own, &file, &ctx), "--init");
     if (g->in_fp8) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     te_safetensors_close(&file);
     state_free(&s);
@@ -1309,11 +1450,71 @@ static void compare_ranks(const options *o, const text *t) {
         {"--size", number_of_text(o->size)}, {"--recipe", number_of_text(o->recipe)}, {"--optimizer", number_of_text(o->optimizer)},
         {"--moments", number_of_text(o->moments)}, {"--sums", number_of_text(o->sums)}, {"--steps", (double)o->steps},
         {"--batch", (double)o->batch}, {"--seq", (double)o->seq}, {"--accumulate", (double)o->accumulate},
-        {"--tp", (double)o->tp}, {"--cp", (double)o->cp}, {"--dp", (double)o->dp}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
+        {"--tp", (double)o->tp}, {"--cp", (double)o->cp}, {"--dp", (double)o->dp}, {"--pp", (double)o->pp},
+        {"--chunks", (double)o->chunks}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
         {"--sample", (double)o->sample}, {"--save", (double)o->save}, {"--lr", o->lr}, {"--temperature", o->temperature},
         {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--experts", (double)o->experts}, {"--resume", (double)o->resume},
         {"--force", (double)o->force}, {"the text", (double)(fingerprint(t) >> 12)}};
     check(te_group_compare(te_world_group(&ctx), s, (int)(sizeof s / sizeof s[0]), &ctx), "ranks");
+}
+
+/* What a step needs besides the network. */
+typedef struct trainer {
+    const options *o;
+    const corpus *text;
+    te_buckets *buckets; /* gradients, summed over the replicas bucket by bucket while backward runs; null: afterwards */
+    te_batch batch;      /* with the scale of the loss */
+} trainer;
+
+/* Run a forward or a backward of a chunk. Returns its output, for the next stage. *sum: gets the loss added; null: not
+ * wanted. */
+static te_tensor run_pass(gpt *g, const trainer *t, te_pipeline_pass pass, long step, double *sum) {
+    const gpt_chunk *chunk = &g->chunk[pass.chunk];
+    const int m = pass.micro_batch, n = m % chunk->kept.inputs, reads_text = !chunk->first || chunk->last + 1 == g->models;
+    te_batch b = gpt_batch(g, t->batch.batch, t->batch.seq, reads_text ? n : 0);
+    b.loss_scale = t->batch.loss_scale, b.loss_count = t->batch.loss_count, b.accumulate = m > 0;
+    if (pass.kind == TE_PIPELINE_forward) {
+        const uint64_t number = (uint64_t)((step * t->o->accumulate + m) * replicas + replica);
+        if (reads_text) take_batch(g, t->text, 0, number, (uint64_t)t->o->seed, n);
+        forward_chunk(g, chunk, n, &b, 1);
+        if (sum && chunk->last + 1 == g->models) *sum += gpt_loss(g, &b, n);
+        return chunk->last + 1 < g->models ? output_of(g, chunk->last, n, &b) : te_none();
+    }
+    if (t->buckets && m + 1 == t->o->accumulate) check(te_buckets_begin(t->buckets, &ctx), "buckets");
+    char *dy = chunk->dy ? chunk->dy + (size_t)(m % chunk->kept.gradients) * g->x_bytes : NULL;
+    return backward_chunk(g, chunk, n, dy ? hidden_of(g, dy, &b) : te_none(), &b);
+}
+/* The tensor that the message for a later pass overwrites. */
+static te_tensor input_of(const gpt *g, const te_batch *b, te_pipeline_pass pass) {
+    const gpt_chunk *chunk = &g->chunk[pass.chunk];
+    const int m = pass.micro_batch;
+    if (pass.kind == TE_PIPELINE_forward) return output_of(g, chunk->first - 1, m % chunk->kept.inputs, b);
+    return hidden_of(g, chunk->dy + (size_t)(m % chunk->kept.gradients) * g->x_bytes, b);
+}
+/* Run the forwards and backwards of all micro-batches of a step, and sum the gradients over the ranks. */
+static void run_step(gpt *g, const trainer *t, const te_adamw *opt, long step, double *sum) {
+    /* [slots] */
+    for (int i = 0; i < g->slots; i++) {
+        const te_pipeline_slot *s = &g->slot[i];
+        te_transfer message[3];
+        te_tensor y = te_none();
+        int messages = 0;
+        if (s->pass.kind != TE_PIPELINE_idle) y = run_pass(g, t, s->pass, step, sum);
+        if (s->to >= 0) message[messages++] = te_transfer_to(y, s->to);
+        for (int k = 0; k < 2; k++)
+            if (s->from[k] >= 0)
+                message[messages++] = te_transfer_from(input_of(g, &t->batch, s->receive[k]), s->from[k]);
+        if (messages) check(te_group_exchange(te_pipeline_group(&ctx), message, messages, &ctx), "stages");
+    }
+    /* [slots] */
+    if (t->buckets) {
+        check(te_buckets_finish(t->buckets, &ctx), "buckets");
+        return;
+    }
+    check(te_adamw_reduce(opt, &ctx), "gradients");
+    if (te_embedding_group(&ctx)->size == 1) return;
+    const te_param *wte = find_param(&g->model[0], "wte"); /* on the first and on the last stage */
+    check(te_group_all_reduce(te_embedding_group(&ctx), wte->grad, wte->grad, wte->rows * wte->cols, TE_f32, &ctx), "gradients");
 }
 
 /* Set an environment variable that is not set. Returns whether it was set here. */
@@ -1338,6 +1539,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof gpt_sizes / sizeof gpt_sizes[0]; i++)
         if (!strcmp(o.size, gpt_sizes[i].name)) size = &gpt_sizes[i];
     if (!size) die("unknown size (tiny, small, gpt2)", o.size);
+    check_stages(&o, size);
     if (o.tp > 1 && size->ranks != o.tp) die("--tp must divide the heads and the vocabulary of --size", o.size);
     if (o.plan) {
         te_plan_print(stdout, size->lists[ends_in_norms(&o) ? GPT_TP_NORM_LAST : kind_of(&o)].block());
@@ -1368,12 +1570,12 @@ int main(int argc, char **argv) {
         printf("%s; timing candidates for the GEMMs\n", te_last_error(&ctx));
         ctx.gemm_tune = 1;
     }
-    gpt_make(&g, size, (int)o.batch, (int)o.seq, kind_of(&o), ends_in_norms(&o), o.recipe, seed);
+    gpt_make(&g, size, &o, kind_of(&o), ends_in_norms(&o));
     if (o.init) load_weights(o.init, &g, &o);
     const corpus c = corpus_of(&t, (int)o.seq, size->vocabulary);
     te_adamw opt;
-    const size_t opt_bytes = te_adamw_bytes_of(g.all, g.models, &config);
-    check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.all, g.models, &config, &ctx), "optimizer");
+    const size_t opt_bytes = te_adamw_bytes_of(g.own, g.own_models, &config);
+    check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.own, g.own_models, &config, &ctx), "optimizer");
     te_loss_scaler scaler; /* f16: the gradients of most weights are below what it represents */
     const int scales_loss = TE_JOIN1(TE_, GPT_DTYPE) == TE_f16;
     if (scales_loss) {
@@ -1400,12 +1602,14 @@ int main(int argc, char **argv) {
     if (replicas > 1) printf(", %d replicas", replicas);
     if (contexts > 1) printf(", %d parts of each sequence", contexts);
     if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");
+    if (stages > 1) printf(", %d stages with %ld part%s of the model each", stages, o.chunks, o.chunks > 1 ? "s" : "");
     printf("\n");
-    te_buckets buckets; /* gradients, summed over the replicas bucket by bucket while backward runs */
+    te_buckets buckets;
     te_buckets_config buckets_config = te_buckets_defaults();
     if (!strcmp(o.sums, "bf16")) buckets_config.dtype = TE_bf16;
     buckets_config.shards = config.rule == TE_RULE_muon ? 1 : config.shards; /* Muon reads whole gradients */
-    check(te_buckets_init(&buckets, g.run, g.models, &buckets_config, &ctx), "buckets");
+    memset(&buckets, 0, sizeof buckets);
+    if (stages == 1) check(te_buckets_init(&buckets, g.run, g.models, &buckets_config, &ctx), "buckets");
 
     curve curve_;
     memset(&curve_, 0, sizeof curve_);
@@ -1419,25 +1623,17 @@ int main(int argc, char **argv) {
     signal(SIGINT, on_interrupt), signal(SIGTERM, on_interrupt), signal(SIGPIPE, SIG_IGN);
     if (signal(SIGHUP, on_interrupt) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* under nohup SIGHUP stays ignored */
 
-    te_batch b = gpt_batch(&g, g.batch, g.seq);
+    trainer t_ = {&o, &c, stages == 1 ? &buckets : NULL, gpt_batch(&g, g.batch, g.seq, 0)};
     const double tokens_a_step = (double)(o.batch * o.seq * o.accumulate) * (double)replicas;
-    b.loss_scale = 1.0f / (float)tokens_a_step;
-    if (scales_loss) b.loss_count = te_loss_scaler_inverse(&scaler);
+    t_.batch.loss_scale = 1.0f / (float)tokens_a_step;
+    if (scales_loss) t_.batch.loss_count = te_loss_scaler_inverse(&scaler);
     double began = now(), since = began, loss = NAN;
     long counted = step, begun_at = step;
     int stops = processes == 1 && interrupted; /* several ranks stop together, at a report */
     while (step < o.steps && !stops) {
         const int report = (step + 1) % o.log == 0 || step + 1 == o.steps || step == 0;
         double sum = 0;
-        for (long k = 0; k < o.accumulate; k++) {
-            take_batch(&g, &c, 0, (uint64_t)((step * o.accumulate + k) * replicas + replica), seed);
-            b.accumulate = k > 0;
-            gpt_forward(&g, &b, 1);
-            if (report) sum += gpt_loss(&g, &b);
-            if (k + 1 == o.accumulate) check(te_buckets_begin(&buckets, &ctx), "buckets");
-            gpt_backward(&g, &b);
-        }
-        check(te_buckets_finish(&buckets, &ctx), "buckets");
+        run_step(&g, &t_, &opt, step, report ? &sum : NULL);
         check(g.in_fp8 ? te_recipes_adamw_step(&update, &ctx) : te_adamw_step(&opt, &ctx), "optimizer");
         step++;
         if (ctx.gemm_tune) {
@@ -1447,7 +1643,7 @@ int main(int argc, char **argv) {
         stops = processes == 1 && interrupted;
         if (!report) continue;
         check(te_comm_synchronize(&ctx), "step");
-        loss = sum_over(te_data_group(&ctx), sum) / (double)(o.accumulate * replicas * contexts);
+        loss = loss_over_ranks(sum) / (double)(o.accumulate * replicas * contexts);
         const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
         double validation = NAN;
         if (o.validate && (step % o.validate == 0 || step == o.steps)) validation = validation_loss(&g, &c, 8, seed);
@@ -1469,7 +1665,10 @@ int main(int argc, char **argv) {
     }
     check(te_comm_synchronize(&ctx), "training");
     const int drawn = !rank && curve_draw(&curve_, svg);
-    if (step > begun_at) check_loss(gpt_loss(&g, &b), checkpoint); /* of the last step, reported or not */
+    if (step > begun_at) { /* the loss of the last step, reported or not */
+        const int last = (int)(o.accumulate - 1) % g.chunk[g.chunks - 1].kept.inputs;
+        check_loss(sum_over(te_pipeline_group(&ctx), gpt_loss(&g, &t_.batch, last)), checkpoint);
+    }
     save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s%s%s\n", stops ? "stopped" : "done", step, checkpoint, tsv,
            drawn ? " and " : "", drawn ? svg : "");
@@ -1480,7 +1679,7 @@ int main(int argc, char **argv) {
     }
     te_buckets_destroy(&buckets);
 #ifdef TE_COMM
-    if (processes > 1) check(te_comm_release(&comm, g.saved[0].memory, &ctx), "memory");
+    if (processes > 1) check(te_comm_release(&comm, g.saved_memory, &ctx), "memory");
     te_comm_destroy(&comm); /* does nothing if there is one process */
 #endif
     if (stops && step < o.steps) return 130;

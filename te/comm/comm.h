@@ -1,6 +1,6 @@
-/* comm.h -- communicators. A communicator has four groups of ranks: the world group, which contains all ranks, and the
- * tensor group, the data group and the context group of this rank (te/core/rank_group.h). The collectives of a group
- * use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
+/* comm.h -- communicators. A communicator has the groups of ranks to which this rank belongs: the world group, which
+ * contains all ranks, the tensor, the data, the context and the pipeline group (te/core/rank_group.h). Collectives use
+ * NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
  * -showme` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
@@ -29,9 +29,12 @@ typedef struct te_comm_config {
     /* rank: the number of this process, from 0; size: the number of all processes. If rank is -1 or size is 0, the
      * launcher's environment variables give the value (te_comm_rank_from_env) */
     int rank, size;
-    int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` */
+    int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` *
+                       * `pipeline` */
     int context;      /* the number of ranks in a context group, which split each sequence (te/context_parallel.h); 1:
                        * none do */
+    int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h); 1: each rank runs whole models. The
+                       * first size / pipeline ranks are the first stage */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks; the file system must be
      * shared by all ranks. Rank 0 makes the file, readable for this user alone, and removes it again. No file of this
      * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
@@ -58,7 +61,7 @@ enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
-    c.rank = -1, c.size = 0, c.tensor = c.context = 1, c.file = 0, c.timeout = 60.0;
+    c.rank = -1, c.size = 0, c.tensor = c.context = c.pipeline = 1, c.file = 0, c.timeout = 60.0;
     c.peer_bytes = TE_PEER_DEFAULT_BYTES, c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
     return c;
 }
@@ -120,39 +123,57 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
  * the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
-    te_group *const group[4] = {&comm->context, &comm->data, &comm->tensor, &comm->world};
     if (!comm->failed) (void)te_synchronize(comm->ctx);
     te__comm_forget_graphs(comm->ctx);
     const int is_idle = !comm->failed || te__comm_abort_all(comm);
-    for (int i = 0; is_idle && i < 4; i++)
-        if (group[i]->handle) group[i]->transport->close(group[i]);
+    for (int i = 0; is_idle && i < TE__COMM_GROUPS; i++) {
+        te_group *g = te__comm_group_at(comm, i);
+        if (g->handle) g->transport->close(g);
+    }
     if (comm->cp_side) te_side_stream_close((te_side_stream *)comm->cp_side);
     free(comm->cp_side);
     te__comm_close(comm);
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Splits comm->world, which must be open, into tensor, data and context groups, and maps the symmetric memory of all
- * groups but the last. */
+/* Splits comm->world into pipeline and embedding groups; with one stage these have one rank. */
+TE_IF_USED TE_API te_status te__comm_split_stages(te_comm *comm, int stages, te_context *ctx) {
+    te_group *w = &comm->world;
+    const int ranks = w->size / stages, stage = w->rank / ranks, rank = w->rank % ranks;
+    const int has_embedding = stages > 1 && (!stage || stage == stages - 1);
+    te__comm_group(&comm->pipeline, comm, "pipeline", stage, stages);
+    te__comm_group(&comm->embedding, comm, "embedding", has_embedding && stage, has_embedding ? 2 : 1);
+    if (stages == 1) return comm->pipeline.transport = comm->embedding.transport = 0, TE_OK;
+    TE_TRY(te__comm_split(&comm->pipeline, w, rank, stage, ctx));
+    return te__comm_split(&comm->embedding, w, has_embedding ? rank : w->rank, stage, ctx);
+}
+/* Splits comm->world, which must be open, into the other groups, and maps the symmetric memory of the world, tensor and
+ * data groups. */
 TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_config *config, te_context *ctx) {
-    const int tensor = config->tensor, context = config->context;
+    const int tensor = config->tensor, context = config->context, stages = config->pipeline;
     const int64_t peer_bytes = config->peer_bytes;
     te_group *w = &comm->world;
-    TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
-               "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
-    TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && w->size / tensor % context == 0, ctx, TE_ERROR_SHAPE,
+    TE_REQUIRE(stages > 0 && stages <= TE_PIPELINE_MAX_STAGES && w->size % stages == 0, ctx, TE_ERROR_SHAPE,
+               "te_comm_create: config.pipeline is %d: it is 1 to %d and divides the number of ranks, %d", stages,
+               (int)TE_PIPELINE_MAX_STAGES, w->size);
+    const int ranks = w->size / stages, stage = w->rank / ranks, rank = w->rank % ranks; /* of a stage; in it */
+    TE_REQUIRE(tensor > 0 && ranks % tensor == 0, ctx, TE_ERROR_SHAPE,
+               "te_comm_create: %d ranks%s are not shared out evenly among tensor groups of %d", ranks,
+               stages > 1 ? " of a stage" : "", tensor);
+    TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && ranks / tensor % context == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: config.context is %d: it is 1 to %d and divides the ranks of a data group, %d", context,
-               (int)TE_CP_MAX_RANKS, w->size / tensor);
+               (int)TE_CP_MAX_RANKS, ranks / tensor);
     TE_REQUIRE(config->all_reduce >= TE_ALL_REDUCE_auto && config->all_reduce <= TE_ALL_REDUCE_transport, ctx,
                TE_ERROR_VALUE, "te_comm_create: all_reduce is %d, no algorithm", (int)config->all_reduce);
-    te__comm_group(&comm->tensor, comm, "tensor", w->rank % tensor, tensor);
-    te__comm_group(&comm->data, comm, "data", w->rank / tensor, w->size / tensor);
-    TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, w->rank % tensor, ctx));
-    TE_TRY(te__comm_split(&comm->data, w, w->rank % tensor, w->rank / tensor, ctx));
+    const int t = rank % tensor, d = rank / tensor; /* the rank in the tensor group and in the data group */
+    te__comm_group(&comm->tensor, comm, "tensor", t, tensor);
+    te__comm_group(&comm->data, comm, "data", d, ranks / tensor);
+    TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, t, ctx));
+    TE_TRY(te__comm_split(&comm->data, w, stage * tensor + t, d, ctx));
     /* rank d of a data group is rank d % context of its context group */
-    const int d = w->rank / tensor;
     te__comm_group(&comm->context, comm, "context", d % context, context);
-    TE_TRY(te__comm_split(&comm->context, w, d / context * tensor + w->rank % tensor, d % context, ctx));
+    TE_TRY(te__comm_split(&comm->context, w, stage * ranks + d / context * tensor + t, d % context, ctx));
+    TE_TRY(te__comm_split_stages(comm, stages, ctx));
     TE_TRY(te__comm_end_start(comm, ctx));
     /* The size of the world group's memory is limited to the default, because the library uses the world group only
      * for the amaxes of FP8 recipes and for checkpoints. */
@@ -196,7 +217,7 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
     te_status status = te__comm_world(comm, config->file, ctx);
-    const te__comm_says mine = {status == TE_OK, config->tensor, config->context};
+    const te__comm_says mine = {status == TE_OK, {config->tensor, config->context, config->pipeline}};
     status = te__comm_agree(comm, mine, status, ctx);
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);

@@ -8,9 +8,9 @@
  * model (tensor and sequence parallelism); the ranks of a data group hold the same part of the model's parameters, and
  * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
  * group. With context parallelism (te/context_parallel.h) c consecutive ranks of a data group are a context group: they
- * split the sequences of one batch, so a data group has size / c replicas. te_comm_create (te/comm/comm.h) creates the
- * groups with NCCL or MPI. Code that needs only the ranks, the sizes of groups and collectives can include this header
- * alone.
+ * split the sequences of one batch, so a data group has size / c replicas. With pipeline parallelism
+ * (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of each stage.
+ * te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -35,7 +35,9 @@ typedef struct te_transfer {
     int peer, is_received; /* is_received: 0: data is sent; 1: data is overwritten by the message that arrives */
 } te_transfer;
 /* the largest number of messages of one call of te_group_exchange */
-enum { TE_EXCHANGE_MAX = 64, TE_CP_MAX_RANKS = 16 /* the largest context group */ };
+enum { TE_EXCHANGE_MAX = 64 };
+/* the largest context group, and the largest pipeline group */
+enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
  * them in the same order. count: how many elements each rank contributes or, in reduce_scatter, receives. y and x must
@@ -75,7 +77,7 @@ struct te_comm;
 struct te_peer_memory;
 struct te__overlap_memory;
 typedef struct te_group {
-    const char *name; /* "world", "tensor", "data", "context" */
+    const char *name; /* "world", "tensor", "data", "context", "pipeline", "embedding" */
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
@@ -89,7 +91,9 @@ typedef struct te_group {
 
 /* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
-    te_group world, tensor, data, context;
+    /* pipeline: the ranks of all stages that have the same ranks in their tensor and data groups; embedding: the first
+     * and the last of these, or on another stage this rank alone */
+    te_group world, tensor, data, context, pipeline, embedding;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
@@ -116,6 +120,24 @@ TE_API const te_group *te_data_group(const te_context *ctx) {
 /* The group of ranks that split the sequences of a batch (context parallelism, te/context_parallel.h). */
 TE_API const te_group *te_cp_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->context : te__group_of_one();
+}
+
+/* The ranks of a pipeline: rank s of the group runs stage s (te/comm/pipeline.h). */
+TE_API const te_group *te_pipeline_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->pipeline : te__group_of_one();
+}
+/* The ranks of a pipeline that have a copy of the embedding's weight if the head is tied to it: those of the first and
+ * the last stage. A rank of another stage is a group by itself. */
+TE_API const te_group *te_embedding_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->embedding : te__group_of_one();
+}
+
+enum { TE__COMM_GROUPS = 6 };
+/* Return one of the groups, 0 to TE__COMM_GROUPS - 1. The world group, from which the others are split, is the last. */
+TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
+    te_group *const groups[TE__COMM_GROUPS] = {&comm->embedding, &comm->pipeline, &comm->context,
+                                               &comm->data,      &comm->tensor,   &comm->world};
+    return groups[i];
 }
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */

@@ -15,11 +15,12 @@
  *     te_safetensors_close(&file);
  *
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
- * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor parallelism
- * or ZeRO-1 they use. Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of
- * recipes only if te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may
- * also continue with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h).
- * Weights that other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
+ * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor or pipeline
+ * parallelism or ZeRO-1 they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy).
+ * Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of recipes only if
+ * te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may also continue
+ * with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h). Weights that
+ * other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -70,34 +71,50 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
+/* Add the optimizer's tensors of all parameters of a model, also of those of which this rank has no state, because with
+ * ZeRO-1 it belongs to other ranks, or because the model belongs to another stage of the pipeline. */
+TE_API void te__checkpoint_add_model_states(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,
+                                            te_adamw_iter *states, int *more) {
+    te_model *const models[1] = {m->model};
+    for (te_param_iter p = te_params_of(models, 1); te_params_next(&p);)
+        te__checkpoint_add_states(l, m, p.param, te__param_rule(o->rule, o->takes, m->model, p.param), states, more);
+}
+/* The same for a model of another stage; does nothing for other models. All ranks list such models where they are among
+ * te_checkpoint.models. */
+TE_API void te__checkpoint_add_elsewhere(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,
+                                         te_adamw_iter *states, int *more) {
+    if (m->model->is_elsewhere) te__checkpoint_add_model_states(l, m, o, states, more);
+}
 /* Add all tensors of a checkpoint to the list l or, if the memory of the list is not allocated yet, only count the
  * tensors. The "numbers" (step counts and others, which are small arrays in host memory) come first. */
 TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
-    l->count = 0, l->used = 0;
+    l->count = 0, l->used = 0, l->saves = l->models = 0;
     if (c->optimizer)
         te__checkpoint_add_numbers(l, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
                                    TE_SAFETENSORS_I64, 2, l->step);
     if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
     (void)te__checkpoint_add_scales(l, c->recipes);
     l->numbers = l->count;
-    for (int i = 0; i < c->count; i++)
+    for (int i = 0; i < c->count; i++) {
+        te__checkpoint_count_model(l, i, c->models[i].model);
         for (int k = 0; k < c->models[i].model->param_count; k++) {
             const te_param *p = &c->models[i].model->param[k];
             if (!p->tied) te__checkpoint_add_param(l, &c->models[i], p);
         }
+    }
     const te_adamw *o = c->optimizer;
     if (!o) return TE_OK;
-    /* `p` iterates over all parameters, also over those of which this rank has no optimizer state because with ZeRO-1
-     * it belongs to other ranks. */
-    te_param_iter p = te_params_of(o->models, o->model_count);
     te_adamw_iter states = te_adamw_tensors(o);
-    for (int more = te_adamw_next(&states); te_params_next(&p);) {
-        const te_named_model *m = te__checkpoint_model(c, o->models[p.model]);
-        TE_REQUIRE(m, ctx, TE_ERROR_VALUE, "checkpoint: the optimizer has a model %d (%s) that is not in the list",
-                   p.model, o->models[p.model]->plan->name);
-        const te_rule rule = te__param_rule(o->rule, o->takes, m->model, p.param);
-        te__checkpoint_add_states(l, m, p.param, rule, &states, &more);
+    const te_named_model *after = c->models;
+    int more = te_adamw_next(&states);
+    for (int i = 0; i < o->model_count; i++) {
+        const te_named_model *m = te__checkpoint_model(c, o->models[i]);
+        TE_REQUIRE(m, ctx, TE_ERROR_VALUE, "checkpoint: the optimizer has a model %d (%s) that is not in the list", i,
+                   o->models[i]->plan->name);
+        for (; after < m; after++) te__checkpoint_add_elsewhere(l, after, o, &states, &more);
+        te__checkpoint_add_model_states(l, m, o, &states, &more);
     }
+    for (; after < c->models + c->count; after++) te__checkpoint_add_elsewhere(l, after, o, &states, &more);
     return TE_OK;
 }
 TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_sharded, te_context *ctx) {
@@ -118,6 +135,9 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
                    "checkpoint: model %d has no name or is not bound to memory", i);
         TE_REQUIRE(!m->at || m->at == m, ctx, TE_ERROR_STATE,
                    "checkpoint: model %d (%s) was copied since it was bound; bind it where it lies", i, m->plan->name);
+        TE_REQUIRE(!m->is_elsewhere || te_pipeline_group(ctx)->size > 1, ctx, TE_ERROR_STATE,
+                   "checkpoint: model %d (%s) has no memory (te_model_describe), and here is no other stage of a "
+                   "pipeline", i, m->plan->name);
     }
     return TE_OK;
 }

@@ -15,7 +15,8 @@
  * its shards' gradients, and rank 0 also includes the gradients of replicated parameters. The sums of all ranks are
  * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its
  * own shard, so the sums are gathered and added in the same way over the data group, before they are over the tensor
- * group.
+ * group. With pipeline parallelism they are, last, over the pipeline group, because each stage has other models; the
+ * gradients of copies (te_model_mark_copy) are left out.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
  * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the
@@ -53,7 +54,8 @@ typedef struct te_grad_norm {
  * small enough that there are enough blocks to balance the load, and large enough that one block can add the partial
  * sums of all chunks. */
 enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NORM_SUM_THREADS = 1024 };
-enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group */
+enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group, and of a pipeline group */
+static_assert((int)TE_NORM_MAX_RANKS >= (int)TE_PIPELINE_MAX_STAGES, "te_grad_norm.rank_sums");
 
 /* 2^192, by which sums of squares are divided after an overflow. Then even the sum of 2^41 squares of the largest float
  * fits f32. Squares that underflow in this division are negligible compared with a sum that has overflowed. */
@@ -182,7 +184,8 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int t = 0;
     for (first[0] = 0; te_zero1_next(&it); t++) { /* a replicated element counts only on rank 0 of the group that
                                                      replicates it */
-        const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank);
+        const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank) &&
+                           !it.param->is_copy;
         rows[t].grad = it.param->grad + it.from, rows[t].elements = counts ? it.elements : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
     }
@@ -230,10 +233,11 @@ TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_contex
     if (norm->chunks) TE_TRY(te__grad_norm_partial_launch(ctx, te__grid_of(norm->chunks, 1), norm));
     TE_TRY(te__grad_norm_sum_launch(ctx, te__grid_of(1, 1), norm));
     if (norm->zero1.ranks > 1) TE_TRY(te__grad_norm_over_ranks(norm, te_data_group(ctx), ctx));
-    if (norm->size == 1) return TE_OK;
     TE_REQUIRE(te_tensor_group(ctx)->size == norm->size && te_tensor_group(ctx)->rank == norm->rank, ctx,
                TE_ERROR_STATE, "gradient norm: initialised for another tensor group");
-    return te__grad_norm_over_ranks(norm, te_tensor_group(ctx), ctx);
+    if (norm->size > 1) TE_TRY(te__grad_norm_over_ranks(norm, te_tensor_group(ctx), ctx));
+    const te_group *stages = te_pipeline_group(ctx);
+    return stages->size > 1 ? te__grad_norm_over_ranks(norm, stages, ctx) : TE_OK;
 }
 
 #endif

@@ -186,15 +186,9 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
         p->parts = product->parts, p->first_part = product->first_part;
 }
 
-/* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
- * are aligned to TE_ALIGN. This call does not change their contents. grads is null for inference, or for a backward
- * that computes only dx. params may be null if the list is for inference only: te_weights_use then provides the memory.
- * To train only some parameters, see freeze.h. param: an array of param_count records, which this function fills.
- * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
- * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
- * widths are not set, or grads is not null although the list has no backward. */
-TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
-                               float *grads, te_context *ctx) {
+/* te_model_bind and, with is_elsewhere, te_model_describe. */
+TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
+                                float *grads, int is_elsewhere, te_context *ctx) {
     int count = 0;
     TE_REQUIRE(plan, ctx, TE_ERROR_NULL, "te_model_bind: the plan is null");
     TE_TRY(te__check_context(ctx, plan->name));
@@ -205,7 +199,8 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                "%s: memory for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
     if (grads) TE_TRY(te__check_trains(plan, ctx));
     const int64_t elements = te_plan_param_elements(plan);
-    TE_REQUIRE(params || !elements || !plan->training, ctx, TE_ERROR_NULL, "%s: params is null", plan->name);
+    TE_REQUIRE(params || !elements || !plan->training || is_elsewhere, ctx, TE_ERROR_NULL, "%s: params is null",
+               plan->name);
     TE_REQUIRE((uintptr_t)params % TE_ALIGN == 0 && (uintptr_t)grads % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: params and grads must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
     const uintptr_t first = (uintptr_t)params, second = (uintptr_t)grads;
@@ -214,6 +209,7 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
     m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0, m->watch = 0;
+    m->is_elsewhere = is_elsewhere;
     m->param_bytes = te_plan_param_bytes(plan);
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
     char *at = (char *)params;
@@ -237,6 +233,36 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
             param->data = at, at += te__param_padded_bytes(info, param->dtype);
             if (grads) param->grad = grads, grads += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
         }
+    return TE_OK;
+}
+
+/* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
+ * are aligned to TE_ALIGN. This call does not change their contents. grads is null for inference, or for a backward
+ * that computes only dx. params may be null if the list is for inference only: te_weights_use then provides the memory.
+ * To train only some parameters, see freeze.h. param: an array of param_count records, which this function fills.
+ * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
+ * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
+ * widths are not set, or grads is not null although the list has no backward. */
+TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
+                               float *grads, te_context *ctx) {
+    return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);
+}
+/* Fill in the names, shapes and shards of an instance's parameters, without any memory, for a model that another stage
+ * of a pipeline has. te_checkpoint_save and te_checkpoint_load want all models of a pipeline on each rank, in the same
+ * order; such an instance stands for one of another stage. Other calls refuse it. */
+TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *param, int param_count,
+                                   te_context *ctx) {
+    return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
+}
+/* Say that the parameters of m are a copy of those of a model on an earlier stage of the pipeline, such as the
+ * embedding to which the head on the last stage is tied. The caller keeps both equal: the same initial values, and
+ * gradients that are summed over both stages (te_embedding_group) before each optimizer step. A copy is loaded from a
+ * checkpoint, but not saved, and does not count in the gradient norm. Call this after m is bound and before optimizers
+ * are initialised. Errors: TE_ERROR_STATE, m is not bound. */
+TE_API te_status te_model_mark_copy(te_model *m, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_model_mark_copy"));
+    TE_REQUIRE(m && m->plan && !m->is_elsewhere, ctx, TE_ERROR_STATE, "te_model_mark_copy: the instance is not bound");
+    for (int i = 0; i < m->param_count; i++) m->param[i].is_copy = 1;
     return TE_OK;
 }
 

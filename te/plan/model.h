@@ -400,6 +400,7 @@ typedef struct te_param {
     int first_part;          /* (width of the first part of the op's output columns) / (width of each other part):
                               * heads / kv_heads for a fused q, k, v */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
+    int is_copy;             /* 1: another stage of the pipeline has the parameter, too (te_model_mark_copy) */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
                               * writes first, which is itself or one that is tied to it. null: there is no tie */
     uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); unused
@@ -439,6 +440,7 @@ typedef struct te_model {
     int64_t elements, grad_elements;
     size_t param_bytes;
     te_watch *watch;           /* null: there is no listener */
+    int is_elsewhere;          /* 1: another stage of the pipeline has the memory (te_model_describe) */
 } te_model;
 
 /* The activations that one forward saves for its backward. Several te_saved may be in use at a time with the same

@@ -52,16 +52,15 @@ TE_API te_status te__mpi_collective_status(const te_group *g, int error, const c
     return te__comm_failed(g->comm, ctx);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
- * because there may be more ranks than processors. error: the return value of the MPI call that started the request;
+ * because there may be more ranks than processors. result: MPI's status of the message; MPI_STATUS_IGNORE: not wanted.
  * count: the number of elements that this rank passes. */
-TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, int64_t count,
-                              te_context *ctx) {
+TE_API te_status te__mpi_wait_result(const te_group *g, MPI_Request *request, MPI_Status *result, const char *what,
+                                     int64_t count, te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
     enum { POLLS_PER_YIELD = 64 };
     int done = 0;
-    TE_TRY(te__mpi_collective_status(g, error, what, count, ctx));
     for (int64_t polls = 0;; polls++) {
-        TE_TRY(te__mpi_collective_status(g, MPI_Test(request, &done, MPI_STATUS_IGNORE), what, count, ctx));
+        TE_TRY(te__mpi_collective_status(g, MPI_Test(request, &done, result), what, count, ctx));
         if (done) return TE_OK;
         if (polls % POLLS_PER_YIELD == POLLS_PER_YIELD - 1) (void)sched_yield();
         if (MPI_Wtime() - start < timeout) continue;
@@ -70,6 +69,12 @@ TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request
                       g->rank, g->size, timeout);
         return te__comm_failed(g->comm, ctx);
     }
+}
+/* The same, without MPI's status. error: the return value of the MPI call that started the request. */
+TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, int64_t count,
+                              te_context *ctx) {
+    TE_TRY(te__mpi_collective_status(g, error, what, count, ctx));
+    return te__mpi_wait_result(g, request, MPI_STATUS_IGNORE, what, count, ctx);
 }
 
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
@@ -161,8 +166,20 @@ TE_API te_status te__mpi_exchange(const te_group *g, const te_transfer *transfer
                                          : MPI_Isend(t->data, (int)t->bytes, MPI_BYTE, t->peer, 0, comm, &request[i]);
         TE_TRY(te__mpi_collective_status(g, error, "exchange", t->bytes, ctx));
     }
-    for (int i = 0; i < count; i++)
-        TE_TRY(te__mpi_wait(g, MPI_SUCCESS, &request[i], "exchange", transfers[i].bytes, ctx));
+    for (int i = 0; i < count; i++) {
+        const te_transfer *t = &transfers[i];
+        char what[48];
+        MPI_Status result;
+        int bytes = 0;
+        snprintf(what, sizeof what, "exchange with rank %d", t->peer);
+        TE_TRY(te__mpi_wait_result(g, &request[i], &result, what, t->bytes, ctx));
+        if (!t->is_received) continue;
+        TE_TRY(te__mpi_status(g, MPI_Get_count(&result, MPI_BYTE, &bytes), what, ctx));
+        if (bytes == t->bytes) continue;
+        (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: it has sent %d bytes, here are %lld",
+                      what, g->name, g->rank, g->size, bytes, (long long)t->bytes);
+        return te__comm_failed(g->comm, ctx);
+    }
     return TE_OK;
 }
 
@@ -224,9 +241,10 @@ TE_API te_status te__comm_agree(te_comm *comm, te__comm_says mine, te_status sta
     mine.accepts = status == TE_OK;
     te__comm_says *all = (te__comm_says *)malloc((size_t)w->size * sizeof mine);
     if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    const int error = MPI_Iallgather(&mine, 3, MPI_INT32_T, all, 3, MPI_INT32_T, ((const te__mpi *)w->handle)->comm,
-                                     &request);
-    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", 3, ctx);
+    enum { NUMBERS = sizeof mine / sizeof(int32_t) };
+    const int error = MPI_Iallgather(&mine, NUMBERS, MPI_INT32_T, all, NUMBERS, MPI_INT32_T,
+                                     ((const te__mpi *)w->handle)->comm, &request);
+    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", NUMBERS, ctx);
     if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` is not freed: MPI may write to it */
     status = te__comm_compare(all, w->size, status, ctx);
     free(all);

@@ -284,15 +284,15 @@ TE_API void te__comm_close(te_comm *comm) {
 /* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    /* the NCCL communicators to abort: those of the four groups, and comm->meeting; null: none */
-    ncclComm_t nccl[5];
+    /* the NCCL communicators to abort: those of the groups, and comm->meeting; null: none */
+    ncclComm_t nccl[TE__COMM_GROUPS + 1];
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */
 } te__comm_abort;
 TE_API void *te__comm_abort_run(void *p) {
     te__comm_abort *a = (te__comm_abort *)p;
     int ok = cudaSetDevice(a->device) == cudaSuccess;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i <= TE__COMM_GROUPS; i++)
         if (a->nccl[i]) ok &= ncclCommAbort(a->nccl[i]) == ncclSuccess;
     ok &= cudaDeviceSynchronize() == cudaSuccess;
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
@@ -311,7 +311,6 @@ TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_co
 /* Aborts the work of a failed communicator on the device. Returns 0 if the device does not become idle within the
  * timeout; then all memory of the communicator stays allocated until the process ends. */
 TE_API int te__comm_abort_all(te_comm *comm) {
-    const te_group *const group[4] = {&comm->context, &comm->data, &comm->tensor, &comm->world};
     te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
     cudaStream_t stream = 0;
     pthread_t thread;
@@ -320,8 +319,11 @@ TE_API int te__comm_abort_all(te_comm *comm) {
     if (!a || cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest) != cudaSuccess)
         return free(a), 0;
     a->device = comm->ctx->device;
-    for (int i = 0; i < 4; i++) a->nccl[i] = te__comm_is_owned(group[i]) ? (ncclComm_t)group[i]->handle : 0;
-    a->nccl[4] = (ncclComm_t)comm->meeting;
+    for (int i = 0; i < TE__COMM_GROUPS; i++) {
+        const te_group *g = te__comm_group_at(comm, i);
+        a->nccl[i] = te__comm_is_owned(g) ? (ncclComm_t)g->handle : 0;
+    }
+    a->nccl[TE__COMM_GROUPS] = (ncclComm_t)comm->meeting;
     if (pthread_create(&thread, 0, te__comm_abort_run, a)) return free(a), 0;
     (void)pthread_detach(thread);
     for (const double start = te__seconds(); !done && te__seconds() - start < comm->timeout; te__sleep_1ms()) {
@@ -338,25 +340,26 @@ TE_API int te__comm_abort_all(te_comm *comm) {
 TE_API te_status te_comm_synchronize(te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_synchronize"));
     TE_TRY(te_launch_flush(ctx));
-    const te_comm *comm = ctx->comm;
+    te_comm *comm = ctx->comm;
     if (!comm) return te_synchronize(ctx);
     const double start = te__seconds();
-    const te_group *const group[4] = {&comm->world, &comm->tensor, &comm->data, &comm->context};
     for (cudaError_t e; (e = cudaStreamQuery((cudaStream_t)ctx->stream)) != cudaSuccess;) {
         if (e != cudaErrorNotReady) return te__cuda_status(ctx, e, "te_comm_synchronize");
-        for (int i = 0; i < 4; i++) {
-            TE_TRY(te__peers_check(group[i], ctx));
+        for (int i = 0; i < TE__COMM_GROUPS; i++) {
+            const te_group *g = te__comm_group_at(comm, i);
             ncclResult_t async = ncclSuccess;
-            TE_TRY(te__nccl_status(group[i], ncclCommGetAsyncError((ncclComm_t)group[i]->handle, &async),
-                                   "ncclCommGetAsyncError", ctx));
-            TE_TRY(te__nccl_status(group[i], async, "a collective", ctx));
+            if (!g->handle) continue; /* a group of one rank */
+            TE_TRY(te__peers_check(g, ctx));
+            TE_TRY(te__nccl_status(g, ncclCommGetAsyncError((ncclComm_t)g->handle, &async), "ncclCommGetAsyncError",
+                                   ctx));
+            TE_TRY(te__nccl_status(g, async, "a collective", ctx));
         }
         if (te__seconds() - start < comm->timeout) continue;
         (void)te_fail(ctx, TE_ERROR_COMM, "rank %d of %d: what was enqueued is not through within %g seconds",
                       comm->world.rank, comm->world.size, comm->timeout);
         return te__comm_failed(ctx->comm, ctx);
     }
-    for (int i = 0; i < 4; i++) TE_TRY(te__peers_check(group[i], ctx));
+    for (int i = 0; i < TE__COMM_GROUPS; i++) TE_TRY(te__peers_check(te__comm_group_at(comm, i), ctx));
     return TE_OK;
 }
 #endif

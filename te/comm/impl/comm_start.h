@@ -185,28 +185,25 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
-/* A rank's reply about its config. accepts: 1: the rank accepts its config; tensor, context: these members of its
- * te_comm_config. */
-typedef struct te__comm_says { int32_t accepts, tensor, context; } te__comm_says;
+/* A rank's reply about its config. accepts: 1: the rank accepts its config; sizes: the members tensor, context and
+ * pipeline of its te_comm_config. */
+enum { TE__COMM_SIZES = 3 };
+typedef struct te__comm_says { int32_t accepts, sizes[TE__COMM_SIZES]; } te__comm_says;
 
-/* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another `tensor` or
- * `context` than rank 0, all ranks return the same error; but a rank that already has an error, `status`, returns that
- * error. */
+/* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another size than rank 0
+ * in it, all ranks return the same error; but a rank that already has an error, `status`, returns that error. */
 TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
-    int refuses = -1, differs = -1, splits = -1;
-    for (int i = size - 1; i >= 0; i--) {
+    static const char *const names[TE__COMM_SIZES] = {"tensor", "context", "pipeline"};
+    int refuses = -1;
+    for (int i = size - 1; i >= 0; i--)
         if (!says[i].accepts) refuses = i;
-        if (says[i].tensor != says[0].tensor) differs = i;
-        if (says[i].context != says[0].context) splits = i;
-    }
     if (status == TE_OK && refuses >= 0)
         return te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, size);
-    if (status == TE_OK && differs >= 0)
-        return te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.tensor is %d on rank 0, and %d on rank %d",
-                       (int)says[0].tensor, (int)says[differs].tensor, differs);
-    if (status == TE_OK && splits >= 0)
-        return te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: config.context is %d on rank 0, and %d on rank %d",
-                       (int)says[0].context, (int)says[splits].context, splits);
+    for (int k = 0; status == TE_OK && k < TE__COMM_SIZES; k++)
+        for (int i = 1; i < size; i++)
+            TE_REQUIRE(says[i].sizes[k] == says[0].sizes[k], ctx, TE_ERROR_VALUE,
+                       "te_comm_create: config.%s is %d on rank 0, and %d on rank %d", names[k],
+                       (int)says[0].sizes[k], (int)says[i].sizes[k], i);
     return status;
 }
 

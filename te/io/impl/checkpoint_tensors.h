@@ -55,8 +55,10 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     return w;
 }
 /* Return whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank
- * 0 only. */
-TE_API int te__rank_saves(const te_param *p, const te_group *g) { return p->shard != TE_SHARD_none || !g->rank; }
+ * 0 only, a copy by the stage of the pipeline that has the original. */
+TE_API int te__rank_saves(const te_param *p, const te_group *g) {
+    return !p->is_copy && (p->shard != TE_SHARD_none || !g->rank);
+}
 
 /* A part of a whole tensor: its elements [at, at + count), in target memory. */
 typedef struct te__tensor_part {
@@ -117,6 +119,10 @@ typedef struct te__checkpoint_tensors {
     te_rng rng;
     int64_t step[2], recipes[3]; /* the values of the numbers */
     uint64_t random[2];
+    /* with a pipeline, each model must be saved by one stage. saves: the sum of te__model_mark over the models that
+     * this rank has and that are no copies, on one rank of each stage, on others 0; models: the same sum over all
+     * models */
+    uint32_t saves, models;
     int numbers;                 /* how many tensors at the beginning of the list are loaded before the others: the step
                                   * counts, the random state, and the scales of recipes */
     const te_safetensors *file;  /* null: the checkpoint is saved */
@@ -166,16 +172,24 @@ TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #undef TE__CHECKPOINT_PREFIXES
     return prefixes[rule][state];
 }
+/* A number for model i, so that sums of it tell sets of models apart. */
+TE_API uint32_t te__model_mark(int i) { return ((uint32_t)i + 1) * 2654435761u; }
+TE_API void te__checkpoint_count_model(te__checkpoint_tensors *l, int i, const te_model *m) {
+    const int is_copy = m->param_count && m->param[0].is_copy;
+    l->models += te__model_mark(i);
+    if (!l->replica && !l->ranks->rank && !m->is_elsewhere && !is_copy) l->saves += te__model_mark(i);
+}
 TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p) {
     te__tensor_shard shard;
     te__checkpoint_add(l, "", m, p, p->dtype);
+    if (m->model->is_elsewhere) return;
     shard.data = p->data, shard.from = 0, shard.elements = p->rows * p->cols;
     shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
-/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it` iterates over the ranges of
- * elements whose optimizer state this rank has. The caller passes `it` at the first range of this parameter, if this
- * rank has one; the function moves it past the last one. *more: 0 if `it` has reached its end. */
+/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it`, of the optimizer, iterates
+ * over the ranges of elements whose optimizer state this rank has. The caller passes `it` at the first range of this
+ * parameter, if this rank has one; the function moves it past the last one. *more: 0 if `it` has reached its end. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -235,8 +249,9 @@ TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
 
 /* ---- several ranks: agreeing ------------------------------------------------------------------------------------- */
 
-/* The message that each rank sends to all others: whether it has failed, and a hash of its list of tensors. */
-typedef struct te__rank_vote { uint32_t fails, tensors; } te__rank_vote;
+/* The message that each rank sends to all others: whether it has failed, a hash of its list of tensors, and which
+ * models it saves (te__checkpoint_tensors.saves). */
+typedef struct te__rank_vote { uint32_t fails, tensors, saves; } te__rank_vote;
 
 TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
     uint32_t hash = (uint32_t)l->count * 2654435761u;
@@ -258,11 +273,14 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
     te_status failed = votes ? te_allocate(ctx, (void **)&target, bytes) : TE_ERROR_MEMORY;
     if (failed == TE_OK && status != TE_ERROR_COMM) {
         votes[g->rank].fails = status != TE_OK, votes[g->rank].tensors = l ? te__tensors_hash(l) : 0;
+        votes[g->rank].saves = l ? l->saves : 0;
         failed = te_copy(ctx, target + g->rank, votes + g->rank, sizeof *votes);
         if (failed == TE_OK) failed = te_group_all_gather(g, target, target + g->rank, FLOATS, TE_f32, ctx);
         if (failed == TE_OK) failed = te_comm_synchronize(ctx);
         if (failed == TE_OK) failed = te_copy(ctx, votes, target, bytes);
         if (failed == TE_OK) failed = te_comm_synchronize(ctx);
+        uint32_t saves = 0;
+        for (int i = 0; i < g->size; i++) saves += votes[i].saves;
         for (int i = 0; failed == TE_OK && status == TE_OK && i < g->size; i++)
             if (votes[i].fails)
                 status = te_fail(ctx, TE_ERROR_IO, "checkpoint: rank %d of %d has failed; its error says why", i,
@@ -270,6 +288,10 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
             else if (votes[i].tensors != votes[g->rank].tensors)
                 status = te_fail(ctx, TE_ERROR_VALUE, "checkpoint: rank %d of %d has other tensors than rank %d", i,
                                  g->size, g->rank);
+        if (failed == TE_OK && status == TE_OK && l && saves != l->models)
+            status = te_fail(ctx, TE_ERROR_STATE,
+                             "checkpoint: each model has memory on exactly one stage of the pipeline; on the others it "
+                             "is a copy (te_model_mark_copy) or elsewhere (te_model_describe)");
     }
     te_release(ctx, target);
     free(votes);
@@ -394,7 +416,7 @@ TE_IF_USED TE_API te_status te__sharded_tensors_load(const te__checkpoint_tensor
     TE_REQUIRE(host, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %d bytes", 2 * (int)TE_SAFETENSORS_STAGING);
     te_status status = te_allocate(ctx, &buffer, TE_SAFETENSORS_STAGING);
     for (int i = first; i < l->count && status == TE_OK; i++)
-        status = te__sharded_tensor_read(l, i, f, host, (char *)buffer, ctx);
+        if (l->sharded[i].shards) status = te__sharded_tensor_read(l, i, f, host, (char *)buffer, ctx);
     te_release(ctx, buffer);
     free(host);
     return status;
