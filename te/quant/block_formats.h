@@ -132,10 +132,10 @@ TE_BOTH int te__block_is_int4(te_block_format f) {
 TE_API float te__half_of_e8m0(uint8_t e) {
     return te_float_of_bits(e == 255 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
-/* Twice the value of an E2M1 number. */
-TE_API int8_t te__e2m1_twice(int code) {
+/* Twice the values of the 16 E2M1 numbers. */
+TE_API const int8_t *te__e2m1_twice(void) {
     static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return twice[code & 15];
+    return twice;
 }
 /* The number of values in a group, which have a common scale. Blocks of 64 and 128 values are several groups. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
@@ -204,7 +204,7 @@ TE_API void te__codes_int4(te__block_codes *c, const uint8_t *b, te_block_format
 TE_API void te__codes_mxfp4(te__block_codes *c, const uint8_t *b) {
     c->scale[0] = te__half_of_e8m0(b[0]), c->offset[0] = -0.0f;
     te__codes_32(c->q, b + 1, 0, 0);
-    for (int i = 0; i < 32; i++) c->q[i] = te__e2m1_twice(c->q[i]);
+    for (int i = 0; i < 32; i++) c->q[i] = te__e2m1_twice()[c->q[i]];
 }
 /* Unpack the block at b. f: any format with blocks of 32 values or more. The scale of int8, which is that of the row,
  * is left out: it is 1. */

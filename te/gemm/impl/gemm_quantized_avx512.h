@@ -30,7 +30,7 @@ TE__AVX512_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 /* Returns the 64 unsigned codes of two groups of 32 values. */
-TE__AVX512_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format f) {
+TE__AVX512_FN __m512i te__avx512_codes(te__weight_group a, te__weight_group b, te_block_format f) {
     if (te__x86_zero_bits(f) == 7)
         return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
     const __m128i first = _mm_loadu_si128((const __m128i *)a.codes), second = _mm_loadu_si128((const __m128i *)b.codes);
@@ -51,7 +51,7 @@ TE__AVX512_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_bloc
 }
 /* Returns the scales d of the four groups b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
  * scales and offsets in turn: d0, m0, d1, m1, d2, m2, d3, m3. */
-TE__AVX512_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
+TE__AVX512_FN __m256 te__avx512_scales(const te__weight_group b[4], te_block_format f) {
     uint32_t w[4];
     uint16_t h[4];
     if (f == TE_BLOCK_int8) return _mm256_set1_ps(1.0f);
@@ -78,7 +78,7 @@ typedef struct te__avx512_four {
 } te__avx512_four; /* four groups */
 /* Unpack the block of 128 values at b, which is in int4_128 or int4z_128. */
 TE__AVX512_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f) {
-    const __m512i low4 = _mm512_set1_epi8(15), x = te__avx512_load(b + te__x86_codes_at(f));
+    const __m512i low4 = _mm512_set1_epi8(15), x = te__avx512_load(b + te__group_codes_at(f));
     /* 16 bytes of each group: its first 16 codes in the low halves, the others in the high ones */
     const __m512i low = _mm512_and_si512(x, low4), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low4);
     te__avx512_four u;
@@ -94,10 +94,10 @@ TE__AVX512_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_f
 /* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
  * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
 TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
-    te__x86_group b[4];
+    te__weight_group b[4];
     te__avx512_four u;
-    if (te__x86_values(f) == 128) return te__avx512_unpack_128(w + at / 4 * te__x86_bytes(f), f);
-    for (int i = 0; i < 4; i++) b[i] = te__x86_group_at(w, at + (i < count ? i : count - 1), f);
+    if (te__group_values(f) == 128) return te__avx512_unpack_128(w + at / 4 * te__group_bytes(f), f);
+    for (int i = 0; i < 4; i++) b[i] = te__group_at(w, at + (i < count ? i : count - 1), f);
     u.q[0] = te__avx512_codes(b[0], b[1], f), u.q[1] = te__avx512_codes(b[2], b[3], f);
     u.d = te__avx512_scales(b, f);
     return u;
@@ -146,7 +146,7 @@ TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te_
     for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
     for (; b + 3 < blocks; b += 4) {
         const te__avx512_four u = te__avx512_unpack(w, b, 4, f);
-        te__x86_prefetch(te__x86_group_at(w, b, f).block, 4 * TE__GROUP * te__x86_bytes(f) / te__x86_values(f));
+        te__x86_prefetch(te__group_at(w, b, f).block, 4 * TE__GROUP * te__group_bytes(f) / te__group_values(f));
         for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, 4, f);
     }
     if (b < blocks) {
@@ -301,7 +301,7 @@ TE_FN int te__x86_zero(te_block_format f) {
  * weight). f: the weight's format, a compile-time constant. */
 TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
-    const int groups = (is_k ? (int)TE_BLOCK_MAX_VALUES : te__x86_values(f)) / (int)TE__GROUP;
+    const int groups = (is_k ? (int)TE_BLOCK_MAX_VALUES : te__group_values(f)) / (int)TE__GROUP;
     const int bytes = te_block_bytes(f), signed_codes = te__x86_zero_bits(f) == 7;
     for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
         uint8_t scale[8], min[8];
@@ -313,7 +313,7 @@ TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, 
         for (int g = 0; g < groups; g++) {
             const int group = at / TE__GROUP + g;
             uint32_t q[TE__GROUP / 4];
-            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_codes_32(te__x86_group_at(w, g, f), f);
+            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_codes_32(te__group_at(w, g, f), f);
             _mm256_storeu_si256((__m256i *)q, signed_codes ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
             for (int i = 0; i < TE__GROUP / 4; i++) memcpy(p->q[group * (TE__GROUP / 4) + i][r], &q[i], 4);
             if (f == TE_BLOCK_q6_k)
