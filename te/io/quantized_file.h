@@ -26,14 +26,15 @@
 #include "block_weights.h" /* te_block_weights, te__block_weights_bind */
 
 typedef struct te_quantized_source {
-    const te_safetensors *file;
+    const te_safetensors *file; /* [files]: a weight's tensors may lie in different files */
+    int files;
     int gptq_v2; /* 1: of GPTQ, "checkpoint_format": "gptq_v2" in config.json: zero points are stored as they are */
     int expert;  /* of MXFP4: the index of the expert */
 } te_quantized_source;
 TE_API te_quantized_source te_quantized_source_of(const te_safetensors *file) {
     te_quantized_source s;
     memset(&s, 0, sizeof s);
-    s.file = file;
+    s.file = file, s.files = 1;
     return s;
 }
 
@@ -41,10 +42,16 @@ enum { TE_QUANTIZED_MAX_NAME = 256, TE__NIBBLES = 8 /* codes of a word of GPTQ a
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
+/* The file that has tensor t. */
+TE_API const te_safetensors *te__quantized_file_of(const te_quantized_source *from, const te_safetensor *t) {
+    int i = 0;
+    while (i < from->files - 1 && !(t >= from->file[i].tensor && t < from->file[i].tensor + from->file[i].count)) i++;
+    return &from->file[i];
+}
 /* Where a tensor's bytes lie: in the file's memory, or read into memory that belongs to w. */
 TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding *b, const te_safetensor *t,
                                      te_context *ctx) {
-    const te_safetensors *f = ((const te_quantized_source *)b->source)->file;
+    const te_safetensors *f = te__quantized_file_of((const te_quantized_source *)b->source, t);
     void *memory = 0;
     if (f->memory) return *at = (const uint8_t *)f->memory + f->data_at + t->offset, TE_OK;
     TE_TRY(te__blocks_host(&memory, b->w, (size_t)t->bytes, ctx));
@@ -54,11 +61,14 @@ TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding
 /* Find the tensor whose name is that of entry n of the table, without its last `cut` characters, and `end`. */
 TE_API const te_safetensor *te__quantized_find(const te__block_binding *b, int n, int cut, const char *end) {
     char name[TE_QUANTIZED_MAX_NAME];
+    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const te_safetensor *found = 0;
     const char *of_part = b->parts[n].name;
     const int length = (int)te_min((int64_t)strlen(of_part), TE_QUANTIZED_MAX_NAME) - cut;
     const int all = length < 0 ? -1 : snprintf(name, sizeof name, "%s%.*s%s", b->prefix, length, of_part, end);
     if (all < 0 || all >= TE_QUANTIZED_MAX_NAME) return 0;
-    return te_safetensors_find(((const te_quantized_source *)b->source)->file, name);
+    for (int i = 0; i < from->files && !found; i++) found = te_safetensors_find(&from->file[i], name);
+    return found;
 }
 /* The dtype and the shape of a tensor, as a text for messages: "I32 [512, 4096]". */
 typedef struct te__tensor_text {
@@ -91,16 +101,16 @@ TE_API te_block_format te__quantized_float_format(te_safetensors_dtype t) {
 /* A tensor of floats. */
 TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_binding *b, const te_safetensor *t,
                                      const te_param *p, int64_t units, te_context *ctx) {
-    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const char *path = te__quantized_file_of((const te_quantized_source *)b->source, t)->path;
     const int64_t rows = p->rows == 1 ? 1 : units, cols = p->rows == 1 ? units : p->cols;
     const int64_t is_rows = t->rank == 2 ? t->shape[0] : 1, is_cols = t->rank ? t->shape[t->rank == 2] : 1;
     const te_block_format f = te__quantized_float_format(t->dtype);
     const uint8_t *data = 0;
     TE_REQUIRE(t->rank <= 2 && is_rows == rows && is_cols == cols, ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s, it should be [%lld, %lld]", from->file->path, t->name,
+               "%.120s: tensor %.60s is %s, it should be [%lld, %lld]", path, t->name,
                te__quantized_shape(t).text, (long long)rows, (long long)cols);
     TE_REQUIRE(f != TE_BLOCK_none, ctx, TE_ERROR_DTYPE, "%.120s: tensor %.60s is %s; F32, F16 and BF16 are supported",
-               from->file->path, t->name, te__quantized_shape(t).text);
+               path, t->name, te__quantized_shape(t).text);
     TE_TRY(te__quantized_bytes(&data, b, t, ctx));
     part->data = data, part->format = f;
     return TE_OK;
@@ -206,7 +216,7 @@ TE_API int64_t te__int4_rows(uint8_t *to, const te__packed_int4 *w, int64_t firs
 /* Check g_idx, the group of each column: with act-order ("desc_act") columns of a group are not adjacent. */
 TE_API te_status te__int4_check_order(const te_safetensor *order, const te__block_binding *b, const te__packed_int4 *w,
                                       te_context *ctx) {
-    const char *path = ((const te_quantized_source *)b->source)->file->path;
+    const char *path = te__quantized_file_of((const te_quantized_source *)b->source, order)->path;
     const uint8_t *data = 0;
     TE_REQUIRE(order->dtype == TE_SAFETENSORS_I32 && order->rank == 1 && order->shape[0] == w->cols, ctx,
                TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be I32 [%lld]", path, order->name,
@@ -224,13 +234,14 @@ TE_API te_status te__int4_check_order(const te_safetensor *order, const te__bloc
 TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
                                     const te_param *p, int64_t rows, te_context *ctx) {
     const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const char *path = te__quantized_file_of(from, t)->path;
     const te_safetensor *zeros = te__quantized_find(b, n, 6, "qzeros"), *scales = te__quantized_find(b, n, 6, "scales");
     const te_safetensor *order = te__quantized_find(b, n, 6, "g_idx");
     const int64_t cols = p->cols, groups = scales && scales->rank == 2 ? scales->shape[0] : 0;
     te__packed_int4 w;
     void *memory = 0;
     memset(&w, 0, sizeof w);
-    TE_REQUIRE(zeros && scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no %s beside it", from->file->path,
+    TE_REQUIRE(zeros && scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no %s beside it", path,
                t->name, zeros ? "scales" : "qzeros");
     w.awq = te__quantized_is(t, TE_SAFETENSORS_I32, cols, rows / TE__NIBBLES);
     TE_REQUIRE(rows % TE__NIBBLES == 0 && cols % TE__NIBBLES == 0 &&
@@ -238,14 +249,14 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
                ctx, TE_ERROR_SHAPE,
                "%.120s: tensor %.60s is %s; for %lld x %lld in 4 bits it should be I32 [%lld, %lld] of GPTQ or [%lld, "
                "%lld] of AWQ",
-               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
+               path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
                (long long)cols / TE__NIBBLES, (long long)rows, (long long)cols, (long long)rows / TE__NIBBLES);
     TE_REQUIRE(groups > 0 && cols % groups == 0 && scales->shape[1] == rows &&
                    te__quantized_float_format(scales->dtype) != TE_BLOCK_none,
-               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be F16 [groups, %lld]", from->file->path,
+               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be F16 [groups, %lld]", path,
                scales->name, te__quantized_shape(scales).text, (long long)rows);
     TE_REQUIRE(te__quantized_is(zeros, TE_SAFETENSORS_I32, groups, rows / TE__NIBBLES), ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s, it should be I32 [%lld, %lld]", from->file->path, zeros->name,
+               "%.120s: tensor %.60s is %s, it should be I32 [%lld, %lld]", path, zeros->name,
                te__quantized_shape(zeros).text, (long long)groups, (long long)rows / TE__NIBBLES);
     w.rows = rows, w.cols = cols, w.group = cols / groups, w.of_scales = scales->dtype;
     w.zero_offset = !w.awq && !from->gptq_v2;
@@ -255,7 +266,7 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
     if (order) TE_TRY(te__int4_check_order(order, b, &w, ctx));
     const te_block_format f = te__int4_format(&w);
     TE_REQUIRE(f != TE_BLOCK_none, ctx, TE_ERROR_VALUE,
-               "%.120s: tensor %.60s has groups of %lld columns; multiples of 32 are supported", from->file->path,
+               "%.120s: tensor %.60s has groups of %lld columns; multiples of 32 are supported", path,
                t->name, (long long)w.group);
     const size_t row_bytes = te_block_row_bytes(f, cols);
     TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)rows, ctx));
@@ -264,7 +275,7 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
         TE_REQUIRE(
             bad < 0, ctx, TE_ERROR_VALUE,
             "%.120s: tensor %.60s: a scale of group %lld in rows %lld to %lld is not finite, or no number of f16",
-            from->file->path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
+            path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
     }
     part->data = memory, part->format = f;
     return TE_OK;
@@ -302,7 +313,8 @@ TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_pa
     te__block_binding b;
     if (w) memset(w, 0, sizeof *w);
     TE_TRY(te__check_context(ctx, "te_quantized_bind"));
-    TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
+    TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->files > 0 && from->file->path &&
+                   (parts || !count), ctx,
                TE_ERROR_NULL,
                "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
     b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_quantized_bind";
