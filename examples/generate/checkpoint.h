@@ -72,7 +72,7 @@ static te_status file_of(const te_safetensors **file, const char *tensor, te_con
     return open_file(file, v->text, ctx);
 }
 /* Open all files that the index names. */
-static te_status open_all_files(te_context *ctx) {
+static inline te_status open_all_files(te_context *ctx) {
     const te_safetensors *file;
     for (int i = 0; i < from.index.count; i++)
         if (!strncmp(from.index.value[i].name, "weight_map.", 11) && from.index.value[i].text)

@@ -49,8 +49,8 @@
 typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
 #undef TE_DTYPE_ENUM
 
-/* The list of formats of blocks (te/quant/block_formats.h), whose names the option (weights, ..) of a list takes: X(token,
- * values of a block, bytes of a block) for each. A row of f32, f16 or bf16 may have any number of values. */
+/* The list of formats of blocks (te/quant/block_formats.h), whose names the option (weights, ..) of a list takes:
+ * X(token, values of a block, bytes of a block) for each. A row of f32, f16 or bf16 may have any number of values. */
 #define TE_BLOCK_FORMATS(X)                                                                                           \
     X(none, 1, 0)                                                                                                     \
     X(f32, 1, 4)                                                                                                      \

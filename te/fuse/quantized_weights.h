@@ -103,14 +103,15 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
     return TE_OK;
 }
 /* Use w, a quantized weight, as the values of p: the weight of a linear or an embedding in a list for inference whose
- * option (weights, ..) allows its formats. w, its parts and their data are not copied, and must stay where they are as long as
- * the model is used. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and the call
- * waits for the stream. If another parameter is tied to p, call te_tie after this. On the host, GEMMs with a quantized
- * weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors: TE_ERROR_STATE:
- * the list lacks the option, or the op has (weights, none), p is not such a weight, or p is tied; TE_ERROR_SHAPE: the parts together have other rows
- * than p, or p's columns are no multiple of a format's block; TE_ERROR_VALUE: an unknown format, or another one than the option's, on CUDA also f32, f16,
- * bf16 and parts that were not repacked, or p is sharded over ranks; TE_ERROR_NULL: a part has no data;
- * TE_ERROR_DEVICE: on CUDA a part lies in host memory. */
+ * option (weights, ..) allows its formats. w, its parts and their data are not copied, and must stay where they are as
+ * long as the model is used. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and
+ * the call waits for the stream. If another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
+ * quantized weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors:
+ * TE_ERROR_STATE: the list lacks the option, or the op has (weights, none), p is not such a weight, or p is tied;
+ * TE_ERROR_SHAPE: the parts together have other rows than p, or p's columns are no multiple of a format's block;
+ * TE_ERROR_VALUE: an unknown format, or another one than the option's, on CUDA also f32, f16, bf16 and parts that were
+ * not repacked, or p is sharded over ranks; TE_ERROR_NULL: a part has no data; TE_ERROR_DEVICE: on CUDA a part lies in
+ * host memory. */
 TE_API te_status te_use_quantized(te_param *p, const te_quantized_weight *w, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_use_quantized"));
     TE_REQUIRE(p && w && p->op, ctx, TE_ERROR_NULL, "te_use_quantized: the weight is null, or the parameter not bound");

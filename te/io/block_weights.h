@@ -68,8 +68,8 @@ TE_API te_status te__blocks_cast(te_weight_part *part, const te__block_binding *
     void *memory = 0;
     double errors = 0, squares = 0;
     TE_REQUIRE(cols % te_block_values(f) == 0, ctx, TE_ERROR_SHAPE,
-               "%s: %.60s%.60s has %lld columns; for %s they must be a multiple of %d, the values of a block", b->caller,
-               b->prefix, b->parts[n].name, (long long)cols, te_block_name(f), te_block_values(f));
+               "%s: %.60s%.60s has %lld columns; for %s they must be a multiple of %d, the values of a block",
+               b->caller, b->prefix, b->parts[n].name, (long long)cols, te_block_name(f), te_block_values(f));
     TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)part->rows, ctx));
     float *row = (float *)malloc((size_t)cols * 2 * sizeof *row), *back = row ? row + cols : 0;
     te_status status = row ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate a row", b->caller);

@@ -1,12 +1,11 @@
 /* linear.h -- y = x weight^T: x [rows, in], weight [out, in], y [rows, out]. A bias is an op of its own.
  *
  *   (linear, name, in, out)
- *   (tied_linear, name, in, out)     uses the weight of another op (te_tie()); for example, an lm_head uses the
- *                                    embedding's weight
+ *   (tied_linear, name, in, out)     uses the weight of another op (te_tie()), such as the embedding's for an lm_head
  *   (frozen_linear, name, in, out)   the weight is never trained (te/plan/freeze.h), so backward computes only dx, and
  *                                    forward need not save x
- * Options: (recipe, ..) with the value `none` or an FP8 recipe that differs from the list's (docs/fp8.md); (weights, ..)
- * with a format of blocks that differs from the list's, or `none` (te/fuse/quantized_weights.h); and those below.
+ * Options: (recipe, ..) and (weights, ..) with a recipe (docs/fp8.md) or a format of blocks (quantized_weights.h) that
+ * differs from the list's, or with `none`; and those below.
  *
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)

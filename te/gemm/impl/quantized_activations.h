@@ -148,7 +148,7 @@ TE_API te_status te__activations_of(const te__activations *a, const void *x, te_
     return te__activations_quantize_launch(ctx, te__grid_of(a->m, 1), &args);
 }
 
-/* ---- the weight's groups ------------------------------------------------------------------------------------------ */
+/* ---- the weight's groups ----------------------------------------------------------------------------------------- */
 
 /* Where the codes of a block begin, behind its scales and, in q5_0 and q5_1, the codes' highest bits. */
 TE_FN int te__group_codes_at(te_block_format f) {
@@ -185,8 +185,8 @@ TE_FN te__weight_group te__group_at(const uint8_t *w, int64_t i, te_block_format
 
 /* X(token) for each format whose rows are multiplied by rounded activations. */
 #define TE__INTEGER_FORMATS(X)                                                                             \
-    X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) \
-    X(int4z_64) X(int4z_128) X(int8)
+    X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) X(mxfp4) X(int4_64) X(int4_128)        \
+    X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
 
 enum { TE__SKINNY_COLUMNS = 4 }; /* the most rows of A by which a row of the weight is multiplied at a time */
 /* A skinny kernel for one format: sets out[i] to the dot product of the weight's row at w and row row[i] of the
