@@ -22,7 +22,7 @@
 /* A function with AVX-512 instructions, also in a program that is compiled for CPUs without them (te_isa). */
 #define TE__AVX512_FN TE__TARGET_AVX512 TE_FN
 
-/* ---- skinny: blocks of 32 values, four at a time ----------------------------------------------------------------- */
+/* ---- skinny: blocks of 32 to 128 values, four groups at a time --------------------------------------------------- */
 
 TE__AVX512_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
 /* Returns the 512-bit register whose lower half is `low`, and whose upper half is `high`. */
@@ -98,17 +98,17 @@ typedef struct te__avx512_four {
     __m512i q[2]; /* in q8_0 and int8 two groups each, else as te__avx512_nibbles says */
     __m256 d;
 } te__avx512_four; /* four groups */
-/* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
+/* Unpack the `count` (1 to 4) groups at w, where a block begins. If there are fewer than four, the
  * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
-TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
+TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int count, te_block_format f) {
     te__weight_group b[4];
     te__avx512_four u;
-    for (int i = 0; i < 4; i++) b[i] = te__group_at(w, at + (i < count ? i : count - 1), f);
+    for (int i = 0; i < 4; i++) b[i] = te__group_at(w, i < count ? i : count - 1, f);
     if (te__x86_zero_bits(f) == 7)
         u.q[0] = te__avx512_bytes(b[0], b[1]), u.q[1] = te__avx512_bytes(b[2], b[3]);
     else
         te__avx512_nibbles(u.q, b, f);
-    u.d = te__group_values(f) == 128 ? te__x86_f16(w + at / 4 * te__group_bytes(f)) : te__avx512_scales(b, f);
+    u.d = te__group_values(f) == 128 ? te__x86_f16(w) : te__avx512_scales(b, f);
     return u;
 }
 typedef struct te__avx512_sums {
@@ -158,23 +158,27 @@ TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u,
     dot = _mm512_dpbusd_epi32(dot, u->q[1], _mm512_shuffle_i64x2(y0, y1, 0xdd));
     s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), te__avx512_spread(d, lanes), s->even);
 }
-/* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
- * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
+/* For formats with blocks of 32, 64 or 128 values, four groups at a time: sets out[i] to the dot product of the
+ * weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
                                          int count, te_block_format f) {
-    const int64_t blocks = a->k / TE__GROUP;
+    const int64_t groups = a->k / TE__GROUP;
+    const int bytes = 4 * TE__GROUP * te__group_bytes(f) / te__group_values(f);
     te__avx512_sums s[TE__SKINNY_COLUMNS];
-    int64_t b = 0;
-    for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
-    for (; b + 3 < blocks; b += 4) {
-        const te__avx512_four u = te__avx512_unpack(w, b, 4, f);
-        te__x86_prefetch(te__group_at(w, b, f).block, 4 * TE__GROUP * te__group_bytes(f) / te__group_values(f));
-        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, 4, f);
+    int64_t at[TE__SKINNY_COLUMNS], b = 0;
+    for (int r = 0; r < count; r++) {
+        s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
+        at[r] = row[r] * groups;
     }
-    if (b < blocks) {
-        const int rest = (int)(blocks - b);
-        const te__avx512_four u = te__avx512_unpack(w, b, rest, f);
-        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, rest, f);
+    for (; b + 3 < groups; b += 4, w += bytes) {
+        const te__avx512_four u = te__avx512_unpack(w, 4, f);
+        te__x86_prefetch(w, bytes);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, at[r] + b, 4, f);
+    }
+    if (b < groups) {
+        const int rest = (int)(groups - b);
+        const te__avx512_four u = te__avx512_unpack(w, rest, f);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, at[r] + b, rest, f);
     }
     for (int r = 0; r < count; r++) {
         const __m512 sum = _mm512_add_ps(s[r].even, s[r].odd);
