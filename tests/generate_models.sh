@@ -187,10 +187,6 @@ for line in 'embed_tokens.weight: 1 tensors cast to q8_0' 'qkv.weight: 6 tensors
     grep -qE "^$line, relative error 0\.00[0-9]+, at most 0\.0[01][0-9]+$" "$work/log" || bad "no line '$line': $(cat "$work/log")"
 done
 ok "weights cast to int8 and q8_0: $(grep fc1 "$work/log")"
-build_with "$work/gptq/model.h" "$work/few" -DMODEL_WEIGHTS=int8 # the file's 4 bits are not cast
-if "$work/few" "$work/gptq" x >"$work/log" 2>&1; then bad "4 bits as int8 are accepted"; fi
-grep -q "part 0 is in q4_0, and the list's option is (weights, int8)" "$work/log" || bad "$(cat "$work/log")"
-ok "weights in 4 bits in a program for int8 are refused"
 
 # ---- text, sampling and chats
 model=$work/qwen3 prompt="The quick brown fox"
