@@ -6,6 +6,8 @@ them, for tests/generate_models.sh.
     generate_models.py names                 names of the models
     generate_models.py prompts               the prompts, a line each
     generate_models.py expected NAME         tokens of each prompt, a line each, from generate_models.json
+    generate_models.py near NAME <TOKENS     whether tokens of a model in 4 bits differ from these only where two tokens are
+                                             almost equally likely, because of activations in 8 bits, and behind
     generate_models.py check                 whether transformers computes the tokens of generate_models.json now, and
                                              configure.py reads the config.json that transformers writes
     generate_models.py make [NAME...]        writes generate_models.json, or these models of it
@@ -26,6 +28,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 EXPECTED = HERE / "generate_models.json"
 PROMPTS = ["The quick brown fox jumps over the lazy dog, and then the dog takes a nap.", "Hi", "them or the others"]
 TOKENS, MARGIN, MIN_DISTINCT = 64, 1e-3, 16
+NEAR = 0.1  # of the logits' deviation: the largest margin of tokens that activations in 8 bits may interchange
 
 SIZES = dict(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=160)
@@ -86,6 +89,21 @@ MODELS = {
     "gpt2": (dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=320, n_positions=160, n_embd=64,
                   n_layer=2, n_head=4, n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5),
              "F32", 1 << 30, 48),
+    # Weights in 4 bits, as GPTQ and AWQ store them; transformers computes with the same weights in floats.
+    "gptq": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
+                  rope_theta=10000.0, tie_word_embeddings=False,
+                  quantization_config=dict(bits=4, group_size=32, quant_method="gptq", sym=True, desc_act=False,
+                                           checkpoint_format="gptq")), "F16", 30000, 1),
+    "gptq_v2": (dict(SIZES, model_type="qwen2", architectures=["Qwen2ForCausalLM"], rms_norm_eps=1e-6,
+                     hidden_act="silu", hidden_size=128, intermediate_size=256, rope_theta=1000000.0,
+                     use_sliding_window=False, sliding_window=32, max_window_layers=2, tie_word_embeddings=True,
+                     quantization_config=dict(bits=4, group_size=-1, quant_method="gptq", sym=False, desc_act=False,
+                                              checkpoint_format="gptq_v2", pack_dtype="int32")), "F16", 1 << 30, 5),
+    "awq": (dict(SIZES, model_type="mistral", architectures=["MistralForCausalLM"], rms_norm_eps=1e-5,
+                 hidden_act="silu", intermediate_size=128, rope_theta=10000.0, sliding_window=None,
+                 tie_word_embeddings=False,
+                 quantization_config=dict(bits=4, group_size=64, quant_method="awq", version="gemm", zero_point=True,
+                                          modules_to_not_convert=None)), "F16", 1 << 30, 3),
 }
 
 # ---- tokenizers: 256 bytes, or characters with bytes as fallback, and a few merges ---
@@ -180,6 +198,65 @@ def stored(values, dtype):
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(numpy.uint16).tobytes()
 
 
+def quantized(values, how):
+    """(codes [rows, columns], zero points and scales [rows, groups]) of a matrix in 4 bits, rounded to nearest."""
+    import numpy
+
+    rows, columns = values.shape
+    group = columns if how["group_size"] == -1 else how["group_size"]
+    values = values.reshape(rows, -1, group)
+    if how.get("sym"):
+        scale = numpy.abs(values).max(2) / 7.5
+        zero = numpy.full(scale.shape, 8)
+    else:
+        low, high = numpy.minimum(values.min(2), 0), numpy.maximum(values.max(2), 0)
+        scale = (high - low) / 15
+        zero = numpy.clip(numpy.round(-low / scale), 1, 15).astype(int)
+    scale = scale.astype(numpy.float16).astype(numpy.float64)
+    codes = numpy.clip(numpy.round(values / scale[:, :, None]) + zero[:, :, None], 0, 15).astype(int)
+    return codes.reshape(rows, columns), zero, scale
+
+
+def packed(codes, order=range(8)):
+    """Words of 8 codes of 4 bits, which are adjacent in the last dimension; place i in a word has code order[i]."""
+    import numpy
+
+    eights = codes.reshape(*codes.shape[:-1], -1, 8).astype(numpy.uint32)
+    return sum(eights[..., code] << numpy.uint32(4 * place) for place, code in enumerate(order)).astype(numpy.uint32)
+
+
+def in_4_bits(name, values, how):
+    """The tensors in which GPTQ or AWQ store the matrix, name.weight: {name: (dtype, array)}."""
+    import numpy
+
+    codes, zero, scale = quantized(values, how)
+    name = name.removesuffix("weight")
+    scales = {name + "scales": ("F16", scale.T.astype(numpy.float16))}
+    if how["quant_method"] == "awq":
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        return {name + "qweight": ("I32", packed(codes.T, order)), name + "qzeros": ("I32", packed(zero.T, order)), **scales}
+    groups = numpy.arange(codes.shape[1], dtype=numpy.int32) // (codes.shape[1] // scale.shape[1])
+    below = 0 if how["checkpoint_format"] == "gptq_v2" else 1  # of a stored zero point
+    return {name + "qweight": ("I32", packed(codes).T), name + "qzeros": ("I32", packed(zero.T - below)), **scales,
+            name + "g_idx": ("I32", groups)}
+
+
+def tensors_of(random, name, shape, config, dtype, in_floats):
+    """The tensors of a file for one of the model, {name: (dtype, shape, bytes)}. in_floats: no weights in 4 bits."""
+    import numpy
+
+    values, how = weight(random, name, shape, config["model_type"]), config.get("quantization_config")
+    if not how or not name.endswith("_proj.weight"):
+        return {name: (dtype, shape, stored(values, dtype))}
+    if in_floats:
+        codes, zero, scale = quantized(values, how)
+        repeat = shape[1] // scale.shape[1]
+        values = (codes - zero.repeat(repeat, 1)) * scale.repeat(repeat, 1)  # f32 has these numbers
+        return {name: ("F32", shape, stored(values, "F32"))}
+    arrays = in_4_bits(name, values, how)
+    return {n: (d, a.shape, numpy.ascontiguousarray(a).tobytes()) for n, (d, a) in arrays.items()}
+
+
 def write_safetensors(path, tensors):
     """tensors: {name: (dtype, shape, bytes)}."""
     header, at = {}, 0
@@ -199,19 +276,19 @@ def name_in_file(name, tensor, vision):
     return tensor.removeprefix("transformer.") if name == "gpt2" else tensor  # as OpenAI's files have it
 
 
-def write_weights(folder, name, shapes, vision):
+def write_weights(folder, name, shapes, vision, in_floats):
     import numpy
 
     config, dtype, limit, seed = MODELS[name]
     random = numpy.random.RandomState(seed)
     files, size = [{}], 0
     for tensor in sorted(shapes):
-        data = stored(weight(random, tensor, shapes[tensor], config["model_type"]), dtype)
-        if size and size + len(data) > limit:
-            files.append({})
-            size = 0
-        files[-1][name_in_file(name, tensor, vision)] = (dtype, shapes[tensor], data)
-        size += len(data)
+        for part, (its_dtype, shape, data) in tensors_of(random, tensor, shapes[tensor], config, dtype, in_floats).items():
+            if size and size + len(data) > limit:
+                files.append({})
+                size = 0
+            files[-1][name_in_file(name, part, vision)] = (its_dtype, shape, data)
+            size += len(data)
     if len(files) == 1:
         return write_safetensors(folder / "model.safetensors", files[0])
     index = {}
@@ -223,16 +300,18 @@ def write_weights(folder, name, shapes, vision):
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def write_folder(name, folder, eos, shapes, vision=False):
+def write_folder(name, folder, eos, shapes, vision=False, in_floats=False):
     folder.mkdir(parents=True, exist_ok=True)
     config = dict(MODELS[name][0], eos_token_id=eos[0])
+    if in_floats:
+        config.pop("quantization_config", None)
     if vision:
         config = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 1152}}
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     if len(eos) > 1:  # as of Llama 3's instruct models
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_of(name)))
-    write_weights(folder, name, shapes, vision)
+    write_weights(folder, name, shapes, vision, in_floats)
 
 
 # ---- transformers ---
@@ -246,14 +325,15 @@ def read_shapes(path):
 
 
 def generate(name, eos):
-    """(shapes of the tensors, tokens of each prompt, the smallest margin) by transformers."""
+    """(shapes of the tensors, tokens of each prompt, the margin of each of them) by transformers."""
     import tokenizers
     import torch
     import transformers
 
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        (folder / "config.json").write_text(json.dumps(MODELS[name][0]))
+        in_floats = {k: v for k, v in MODELS[name][0].items() if k != "quantization_config"}
+        (folder / "config.json").write_text(json.dumps(in_floats))
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModelForCausalLM.from_config(config)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
@@ -262,34 +342,54 @@ def generate(name, eos):
             model.save_pretrained(folder)
             shapes = read_shapes(folder / "model.safetensors")
             (folder / "model.safetensors").unlink()
-        write_folder(name, folder, eos, shapes)
+        write_folder(name, folder, eos, shapes, in_floats=True)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
                                                                   experts_implementation="eager")
         encode = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode
-        tokens, margin = [], math.inf
+        tokens, margins = [], []
         for prompt in PROMPTS:
             ids = torch.tensor([encode(prompt).ids])
             out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False,
                                  eos_token_id=eos, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
             tokens.append(out.sequences[0, ids.shape[1]:].tolist())
-            for logits in out.logits:
-                top = logits[0].double().topk(2).values
-                margin = min(margin, float((top[0] - top[1]) / logits[0].double().std()))
-    return shapes, tokens, margin
+            tops = [(logits[0].double().topk(2).values, logits[0].double().std()) for logits in out.logits]
+            margins.append([float((top[0] - top[1]) / deviation) for top, deviation in tops])
+    return shapes, tokens, margins
 
 
 def make(name):
     eos = [319]
-    shapes, tokens, margin = generate(name, eos)
+    shapes, tokens, margins = generate(name, eos)
     if name == "llama":  # two tokens end its texts, the first prompt's early
         eos = [tokens[0][TOKENS // 2 + 8], 319]
-        shapes, tokens, margin = generate(name, eos)
+        shapes, tokens, margins = generate(name, eos)
     distinct = min(len(set(t)) for t in tokens[:2])
-    lengths = list(map(len, tokens))
+    lengths, margin = list(map(len, tokens)), min(map(min, margins))
     print(f"{name}: margin {margin:.1e}, {distinct} tokens differ at least, {lengths} tokens", flush=True)
     long_enough = name == "llama" or min(map(len, tokens[:2])) == TOKENS
     good = margin >= MARGIN and distinct >= MIN_DISTINCT and long_enough
-    return {"eos": eos, "shapes": shapes, "tokens": tokens}, good
+    made = {"eos": eos, "shapes": shapes, "tokens": tokens}
+    if "quantization_config" in MODELS[name][0]:
+        made["margins"] = [[round(x, 2) for x in of_prompt] for of_prompt in margins]
+    return made, good
+
+
+def near(name, lines):
+    """Compares the tokens of each prompt with those of generate_models.json up to the first that differs."""
+    e = json.loads(EXPECTED.read_text())[name]
+    same, margins = 0, []
+    if len(lines) != len(e["tokens"]):
+        sys.exit(f"{len(lines)} lines for {len(e['tokens'])} prompts")
+    for line, expected, margin in zip(lines, e["tokens"], e["margins"]):
+        tokens = list(map(int, line.split()))
+        differs = next((i for i, (a, b) in enumerate(zip(tokens, expected)) if a != b), None)
+        if differs is None and len(tokens) != len(expected):
+            sys.exit(f"{len(tokens)} tokens instead of {len(expected)}")
+        same += len(tokens) if differs is None else differs
+        margins += [] if differs is None else [margin[differs]]
+    print(f"{same} tokens before the first that differ, of margins {margins} of the logits' deviation")
+    if max(margins, default=0) > NEAR:
+        sys.exit(f"a token differs whose margin is {max(margins)}; activations in 8 bits explain at most {NEAR}")
 
 
 def header(folder):
@@ -342,6 +442,8 @@ def main(arguments):
     elif command in ("folder", "vision"):
         e = json.loads(EXPECTED.read_text())[arguments[1]]
         write_folder(arguments[1], pathlib.Path(arguments[2]), e["eos"], e["shapes"], command == "vision")
+    elif command == "near":
+        near(arguments[1], sys.stdin.read().splitlines())
     elif command == "expected":
         for tokens in json.loads(EXPECTED.read_text())[arguments[1]]["tokens"]:
             print(*tokens)

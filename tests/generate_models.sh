@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # examples/generate/generate_model.c, compiled for a small model of each family (tests/generate_models.py), must
 # generate the tokens that transformers generates, greedily: each prompt alone, and all together with fewer slots than
-# prompts. Also: a build in bf16, sampling with a seed, chats, and messages about wrong folders, models and arguments.
+# prompts. Also: weights in 4 bits, and casts to few bits; a build in bf16, sampling with a seed, chats, and messages about wrong folders, models and arguments.
 # Where there is a GPU, builds of nvcc must generate the same tokens in f32, and run in bf16; else nvcc, where there is
 # one, compiles one of them. Where torch and transformers are installed, the tokens in tests/generate_models.json are
 # computed again. Prints `skipped: ...` and exits with 0 where numpy or a library is missing.
@@ -69,13 +69,22 @@ for name in "${names[@]}"; do
     folder=$work/$name
     models folder "$name" "$folder"
     models expected "$name" >"$folder/expected"
-    build "$folder" "$folder/f32" -DPREFILL_ROWS=24 # the longest prompt takes three passes
+    # the longest prompt takes three passes; weights in 4 bits are converted to f32
+    build "$folder" "$folder/f32" -DPREFILL_ROWS=24 -DMODEL_DEQUANTIZE
     same_tokens "$name" "$folder/f32"
+done
+# Weights in 4 bits as the files have them, multiplied by activations that are rounded to 8 bits.
+for name in gptq awq; do
+    [[ " ${names[*]} " == *" $name "* ]] || continue
+    build_with "$work/$name/model.h" "$work/few" -DPREFILL_ROWS=24
+    generate "$name" "$work/few"
+    models near "$name" <"$work/alone" >"$work/log" || bad "$name in 4 bits: $(cat "$work/log")"
+    ok "$name in 4 bits: $(cat "$work/log")"
 done
 # The same models as GGUF files (tests/generate_models_gguf.py); those have no window in the architecture llama, which is Mistral's there.
 # Of some families only folders are read.
 for name in "${names[@]}"; do
-    [[ " mistral mixtral qwen3_moe phi3 olmo2 smollm3 pythia neox " != *" $name "* ]] || continue
+    [[ " mistral mixtral qwen3_moe phi3 olmo2 smollm3 pythia neox gptq gptq_v2 awq " != *" $name "* ]] || continue
     folder=$work/$name.gguf
     mkdir "$folder"
     "$python" tests/generate_models_gguf.py "$work/$name" "$folder/model.gguf"
@@ -166,6 +175,19 @@ for cache in int8 e4m3; do
     ok "a cache in $cache: $same of $(wc -w <"$model/expected") tokens as in f32"
 done
 
+# ---- weights that are cast when they are loaded
+model=$work/qwen3
+build "$model" "$work/few" -DMODEL_WEIGHTS=int8 -DMODEL_HEAD_WEIGHTS=q8_0 -DTE_BATCH_INVARIANT -DPREFILL_ROWS=24
+generate qwen3 "$work/few"
+cmp "$work/alone" "$work/together" || bad "int8: other tokens in a batch"
+same=$(paste -d ' ' <(tr ' ' '\n' <"$work/alone") <(tr ' ' '\n' <"$model/expected") | awk '$1 == $2' | wc -l)
+[[ $same -ge 16 ]] || bad "int8: only $same tokens as in f32" # of 192; random ones would agree in less than one
+for line in 'embed_tokens.weight: 1 tensors cast to q8_0' 'qkv.weight: 6 tensors cast to int8' 'proj.weight: 2 tensors cast to int8' \
+    'fc1.weight: 4 tensors cast to int8' 'fc2.weight: 2 tensors cast to int8' 'lm_head.weight: 1 tensors cast to q8_0'; do
+    grep -qE "^$line, relative error 0\.00[0-9]+, at most 0\.0[01][0-9]+$" "$work/log" || bad "no line '$line': $(cat "$work/log")"
+done
+ok "weights cast to int8 and q8_0: $(grep fc1 "$work/log")"
+
 # ---- text, sampling and chats
 model=$work/qwen3 prompt="The quick brown fox"
 run() { "$model/f32" "$model" "$@" 2>"$work/log" || bad "$* returns $?: $(cat "$work/log")"; }
@@ -235,6 +257,12 @@ unsupported() { # WHAT SAYS CHANGE [NAME]: configure.py refuses the config.json 
     ok "$1: $(sed "s,$work/,,g" "$work/log")"
 }
 unsupported "an unknown family" "model_type is mamba; supported are llama," 's/"llama"/"mamba"/'
+unsupported "8 bits" "quantization_config of gptq: bits is 8; supported: 4" 's/"bits": 4/"bits": 8/' gptq
+unsupported "act-order" "quantization_config of gptq: desc_act is True" 's/"desc_act": false/"desc_act": true/' gptq
+unsupported "small groups" "quantization_config of gptq: group_size is 16; supported are -1 and multiples of 32" 's/"group_size": 32/"group_size": 16/' gptq
+unsupported "AWQ in another layout" "quantization_config of awq: version is gemv; supported: gemm" 's/"gemm"/"gemv"/' awq
+unsupported "another method" "quant_method is bitsandbytes; supported are gptq, awq" 's/"awq"/"bitsandbytes"/' awq
+unsupported "experts in 4 bits" "quantization_config of awq: model_type is mixtral, which is read in floats only" 's/^{/{"quantization_config": {"quant_method": "awq"},/' mixtral
 unsupported "yarn" "the rope type is yarn; supported are default, linear and llama3" 's/"llama3"/"yarn"/'
 unsupported "longrope" "the rope type is longrope; supported are default," 's/"rope_type": "llama3"/"type": "longrope"/'
 unsupported "dynamic" "the rope type is dynamic; supported are default," 's/"llama3"/"dynamic"/'

@@ -364,6 +364,7 @@ namespace {
 
 TE_INFERENCE(gguf_plain, f32, (rmsnorm, n, 64), (linear, qkv, 64, 128), (bias, b, 128))
 TE_INFERENCE(gguf_blocks, (f32, (weights, quantized)), (rmsnorm, n, 64), (linear, qkv, 64, 128), (bias, b, 128))
+TE_INFERENCE(gguf_q8_0, (f32, (weights, q8_0)), (rmsnorm, n, 64), (linear, qkv, 64, 128), (bias, b, 128))
 TE_INFERENCE(gguf_half, f16, (rmsnorm, n, 64), (linear, qkv, 64, 128), (bias, b, 128))
 
 const te_packed parts[] = {{"norm.weight", "n", "weight", 0, 0}, {"q.weight", "qkv", "weight", 64, 0},
@@ -432,6 +433,29 @@ TEST_CASE("tensors become parameters: in place for a list that takes quantized w
     REQUIRE((!blocks.qkv.weight.quantized && blocks.qkv.weight.data));
     CHECK(!std::memcmp(blocks.qkv.weight.data, weight.data(), weight.size() * 4));
     te_gguf_release(&w, &o.c.ctx);
+
+    // a list that names a format: floats are cast to it, and other blocks are refused
+    gguf_q8_0 named;
+    REQUIRE(gguf_q8_0_bind(&named, nullptr, &o.c.ctx) == TE_OK);
+    CHECK(te_gguf_bind(&w, &named.model, parts, PARTS, "blk.0.", &in_place, &o.c.ctx) == TE_ERROR_VALUE);
+    CHECK_THAT(te_last_error(&o.c.ctx), Catch::Matchers::Contains("qkv.weight: part 1 is in q4_0, and the list's option is (weights, q8_0)"));
+    Gguf g = weights_file();
+    g.tensor("blk.0.k2.weight", {32, 64}, TE_GGUF_F32, floats(32 * 64, 6));
+    Opened cast(g);
+    const te_gguf_source from = {&cast.f, TE_GGUF_IN_PLACE};
+    te_packed of_floats[PARTS];
+    std::memcpy(of_floats, parts, sizeof parts);
+    of_floats[2].name = "k2.weight";
+    REQUIRE(gguf_q8_0_bind(&named, nullptr, &cast.c.ctx) == TE_OK);
+    REQUIRE(te_gguf_bind(&w, &named.model, of_floats, PARTS, "blk.0.", &from, &cast.c.ctx) == TE_OK);
+    q = named.qkv.weight.quantized;
+    REQUIRE((q && q->parts == 3));
+    CHECK(q->part[0].data == te_gguf_find(&cast.f, "blk.0.q.weight")->data);
+    for (int i = 0; i < 3; i++) CHECK((q->part[i].format == TE_BLOCK_q8_0 && (w.error[q->part + i - w.part] > 0) == (i > 0)));
+    std::vector<uint8_t> row(te_block_row_bytes(TE_BLOCK_q8_0, 64));
+    te_quantize_row(row.data(), (const float *)te_gguf_find(&cast.f, "blk.0.k2.weight")->data + 64, 64, TE_BLOCK_q8_0);
+    CHECK(!std::memcmp(row.data(), (const uint8_t *)q->part[1].data + row.size(), row.size()));
+    te_gguf_release(&w, &cast.c.ctx);
 
     gguf_half half;
     REQUIRE(gguf_half_bind(&half, nullptr, &o.c.ctx) == TE_OK);

@@ -10,6 +10,17 @@
 
 TE_INFERENCE(file_plain, f32, (rmsnorm, n, 256), (linear, up, 256, 48))
 TE_INFERENCE(file_few, (f32, (weights, quantized)), (rmsnorm, n, 256), (linear, up, 256, 48))
+// Lists that name the format of their weights, or of one.
+TE_INFERENCE(file_int8, (f32, (weights, int8)), (rmsnorm, n, 256), (linear, up, 256, 48))
+TE_INFERENCE(file_q8_0, (f32, (weights, q4_k)), (rmsnorm, n, 256), (linear, up, 256, 48, (weights, q8_0)))
+TE_INFERENCE(file_int4_128, (bf16, (weights, int4_128)), (rmsnorm, n, 256), (linear, up, 256, 48))
+TE_INFERENCE(file_int4z_64, (f32, (weights, int4z_64)), (rmsnorm, n, 256), (linear, up, 256, 48))
+TE_INFERENCE(file_mxfp4, (f32, (weights, mxfp4)), (rmsnorm, n, 256), (linear, up, 256, 48))
+TE_INFERENCE(file_q4_k, (f32, (weights, quantized)), (rmsnorm, n, 256), (linear, up, 256, 48, (weights, q4_k)))
+TE_INFERENCE(file_float, (f32, (weights, int8)), (rmsnorm, n, 256), (linear, up, 256, 48, (weights, none)))
+TE_INFERENCE(file_odd, (f32, (weights, int4_128)), (linear, up, 192, 48))
+TE_INFERENCE(file_one, (f32, (weights, int8)), (rmsnorm, n, 256), (linear, up, 256, 1))
+TE_INFERENCE(file_ends, (f32, (weights, int4_64)), (embedding, e, 48, 256, (weights, q6_k)), (tied_linear, head, 256, 48))
 
 namespace {
 
@@ -108,14 +119,13 @@ struct opened {
         return v;
     }
     // The format that `up` keeps in a list that takes it.
-    te_block_format format(const te_packed *of, double *error = nullptr) {
+    te_block_format format(const te_packed *of) {
         file_few m;
         te_block_weights w;
         REQUIRE(file_few_bind(&m, nullptr, ctx) == TE_OK);
         REQUIRE(te_quantized_bind(&w, &m.model, of, 2, "", &from, ctx) == TE_OK);
         REQUIRE(m.up.weight.quantized);
         const te_block_format f = m.up.weight.quantized->part[0].format;
-        if (error) *error = w.error[m.up.weight.quantized->part - w.part];
         te_block_weights_release(&w, ctx);
         return f;
     }
@@ -204,6 +214,38 @@ TEST_CASE("MXFP4: the experts of gpt-oss's files") {
     opened(alone).refused(expert_table, TE_ERROR_FORMAT, "experts.up_blocks has no scales");
 }
 
+// The list of M casts x, which the file has in floats, to `format`; the error is that of te_quantize_row, and the product that of the values.
+template <class M, class B> void cast_to(opened &o, B bind, te_block_format format, const std::vector<float> &x) {
+    std::vector<uint8_t> bytes(te_block_row_bytes(format, COLS));
+    std::vector<float> back(COLS);
+    double errors = 0, squares = 0;
+    M m;
+    te_block_weights w;
+    INFO(te_block_name(format));
+    REQUIRE(bind(&m, nullptr, o.ctx) == TE_OK);
+    REQUIRE(te_quantized_bind(&w, &m.model, table, 2, "", &o.from, o.ctx) == TE_OK);
+    REQUIRE(m.up.weight.quantized);
+    const te_weight_part *const part = m.up.weight.quantized->part;
+    CHECK((m.up.weight.weights == format && part->format == format && part->rows == ROWS));
+    int wrong = 0;
+    for (size_t r = 0; r < ROWS; r++) {
+        te_quantize_row(bytes.data(), x.data() + r * COLS, COLS, format);
+        te_dequantize_row(back.data(), bytes.data(), COLS, format);
+#if !TE_CUDA
+        wrong += memcmp(bytes.data(), (const uint8_t *)part->data + r * bytes.size(), bytes.size()) != 0;
+#endif
+        for (size_t i = 0; i < COLS; i++) {
+            const double d = back[i] - x[r * COLS + i];
+            errors += d * d, squares += (double)x[r * COLS + i] * x[r * COLS + i];
+        }
+    }
+    CHECK(wrong == 0);
+    const double error = w.error[part - w.part];
+    CHECK(std::fabs(error - std::sqrt(errors / squares)) < 1e-9);
+    CHECK((error > 0.001 && error < 0.2));
+    te_block_weights_release(&w, o.ctx);
+}
+
 TEST_CASE("casts of plain weights, and their errors") {
     source s(fresh_seed());
     const reference::vec drawn = s.draw((size_t)ROWS * COLS, TE_f32);
@@ -212,47 +254,77 @@ TEST_CASE("casts of plain weights, and their errors") {
     f.add("up.weight", "F32", {ROWS, COLS}, x), add_norm(f);
     opened o(f);
     CHECK(o.values(table) == x);
-    for (const te_block_format format : {TE_BLOCK_int8, TE_BLOCK_q8_0, TE_BLOCK_int4_128, TE_BLOCK_int4z_64, TE_BLOCK_mxfp4, TE_BLOCK_q4_k}) {
-        std::vector<uint8_t> bytes(te_block_row_bytes(format, COLS));
-        std::vector<float> back(COLS);
-        double errors = 0, squares = 0, error = -1;
-        for (size_t r = 0; r < ROWS; r++) {
-            te_quantize_row(bytes.data(), x.data() + r * COLS, COLS, format);
-            te_dequantize_row(back.data(), bytes.data(), COLS, format);
-            for (size_t i = 0; i < COLS; i++) {
-                const double d = back[i] - x[r * COLS + i];
-                errors += d * d, squares += (double)x[r * COLS + i] * x[r * COLS + i];
-            }
-        }
-        o.from.cast = format;
-        CHECK(o.format(table, &error) == format);
-        INFO(te_block_name(format) << " " << error);
-        CHECK(std::fabs(error - std::sqrt(errors / squares)) < 1e-9);
-        CHECK((error > 0.001 && error < 0.2));
-    }
-    file_few m;
+    cast_to<file_int8>(o, file_int8_bind, TE_BLOCK_int8, x), cast_to<file_q8_0>(o, file_q8_0_bind, TE_BLOCK_q8_0, x);
+    cast_to<file_int4_128>(o, file_int4_128_bind, TE_BLOCK_int4_128, x), cast_to<file_int4z_64>(o, file_int4z_64_bind, TE_BLOCK_int4z_64, x);
+    cast_to<file_mxfp4>(o, file_mxfp4_bind, TE_BLOCK_mxfp4, x), cast_to<file_q4_k>(o, file_q4_k_bind, TE_BLOCK_q4_k, x);
+    // (weights, none): in the list's dtype
+    file_float plain;
     te_block_weights w;
+    REQUIRE(file_float_bind(&plain, nullptr, o.ctx) == TE_OK);
+    REQUIRE(te_quantized_bind(&w, &plain.model, table, 2, "", &o.from, o.ctx) == TE_OK);
+    CHECK((plain.up.weight.data && !plain.up.weight.quantized && plain.up.weight.weights == TE_BLOCK_none));
+    te_block_weights_release(&w, o.ctx);
+    // a weight of one row is converted
+    file one;
+    one.add("up.weight", "F32", {1, COLS}, std::vector<float>(x.begin(), x.begin() + COLS)), add_norm(one);
+    opened row(one);
+    file_one single;
+    REQUIRE(file_one_bind(&single, nullptr, row.ctx) == TE_OK);
+    const te_status status = te_quantized_bind(&w, &single.model, table, 2, "", &row.from, row.ctx);
+    INFO(te_last_error(row.ctx));
+    REQUIRE(status == TE_OK);
+    CHECK((single.up.weight.data && !single.up.weight.quantized));
+    te_block_weights_release(&w, row.ctx);
+    // an embedding whose format is its own, and a tied head
+    file table_file;
+    table_file.add("e", "F32", {ROWS, COLS}, x);
+    opened e(table_file);
+    file_ends ends;
+    const te_packed ends_table[] = {{"e", "e", "weight", 0, 0}};
+    REQUIRE(file_ends_bind(&ends, nullptr, e.ctx) == TE_OK);
+    REQUIRE(te_quantized_bind(&w, &ends.model, ends_table, 1, "", &e.from, e.ctx) == TE_OK);
+    REQUIRE(ends.e.weight.quantized);
+    CHECK(ends.e.weight.quantized->part[0].format == TE_BLOCK_q6_k);
+    CHECK(te_tie(&ends.head.weight, &ends.e.weight, e.ctx) == TE_OK);
+    te_block_weights_release(&w, e.ctx);
+
+    file_int4_128 m;
     char text[256] = {0};
-    o.from.cast = TE_BLOCK_int4_128;
-    REQUIRE(file_few_bind(&m, nullptr, o.ctx) == TE_OK);
+    REQUIRE(file_int4_128_bind(&m, nullptr, o.ctx) == TE_OK);
     REQUIRE(te_quantized_bind(&w, &m.model, table, 2, "", &o.from, o.ctx) == TE_OK);
     FILE *const to = tmpfile();
-    te_quantized_print(to, &w, &m.model);
+    te_block_weights_print(to, &w, &m.model);
     rewind(to);
     REQUIRE(fgets(text, sizeof text, to));
     CHECK_THAT(text, Catch::Matchers::Contains("up.weight: 48 x 256 int4_128, relative error 0.1"));
     CHECK(!fgets(text, sizeof text, to));
     fclose(to);
     te_block_weights_release(&w, o.ctx);
-    o.from.cast = TE_BLOCK_COUNT;
-    o.refused(table, TE_ERROR_VALUE, "format 19 to cast to is unknown");
+
+    const auto refused = [&](opened &b, te_model *model, const te_packed *of, int count, te_status expected, const char *word) {
+        CHECK(te_quantized_bind(&w, model, of, count, "", &b.from, b.ctx) == expected);
+        CHECK_THAT(te_last_error(b.ctx), Catch::Matchers::Contains(word));
+        CHECK((!w.part && !w.memory && !w.host));
+    };
     file bad;
     std::vector<float> y = x;
     y[COLS + 3] = INFINITY;
     bad.add("up.weight", "F32", {ROWS, COLS}, y), add_norm(bad);
     opened b(bad);
-    b.from.cast = TE_BLOCK_int4_128;
-    b.refused(table, TE_ERROR_VALUE, "row 1 has a value that int4_128 cannot hold");
+    REQUIRE(file_int4_128_bind(&m, nullptr, b.ctx) == TE_OK);
+    refused(b, &m.model, table, 2, TE_ERROR_VALUE, "row 1 of up.weight has a value that int4_128 cannot hold");
+    file narrow;
+    narrow.add("up.weight", "F32", {ROWS, 192}, std::vector<float>(ROWS * 192));
+    opened n(narrow);
+    file_odd odd;
+    REQUIRE(file_odd_bind(&odd, nullptr, n.ctx) == TE_OK);
+    refused(n, &odd.model, table + 1, 1, TE_ERROR_SHAPE, "up.weight has 192 columns; for int4_128 they must be a multiple of 128");
+    // a file that has the weight in another format of blocks
+    file other;
+    packed_weight(64, false, s).gptq(other, 1, false), add_norm(other);
+    opened z(other);
+    REQUIRE(file_int4_128_bind(&m, nullptr, z.ctx) == TE_OK);
+    refused(z, &m.model, table, 2, TE_ERROR_VALUE, "up.weight: part 0 is in int4z_64, and the list's option is (weights, int4_128)");
 }
 
 TEST_CASE("files that are no such weights are refused by name") {

@@ -71,6 +71,14 @@ static te_status file_of(const te_safetensors **file, const char *tensor, te_con
     TE_REQUIRE(v && v->text, ctx, TE_ERROR_FORMAT, "model.safetensors.index.json has no tensor %.80s", tensor);
     return open_file(file, v->text, ctx);
 }
+/* Open all files that the index names. */
+static inline te_status open_all_files(te_context *ctx) {
+    const te_safetensors *file;
+    for (int i = 0; i < from.index.count; i++)
+        if (!strncmp(from.index.value[i].name, "weight_map.", 11) && from.index.value[i].text)
+            TE_TRY(open_file(&file, from.index.value[i].text, ctx));
+    return TE_OK;
+}
 static int has_tensor(const char *name) {
     char key[MAX_NAME + 16];
     snprintf(key, sizeof key, "weight_map.%s", name);
@@ -106,7 +114,7 @@ static void close_files(void) {
 
 /* Load the parameters that tables describe. table: END is behind its last entry; heads: the same of tensors that have q,
  * k and v head by head, or null. */
-static te_status load_tables(part *p, const te_packed *table, const te_packed_heads *heads, const char *prefix,
+static inline te_status load_tables(part *p, const te_packed *table, const te_packed_heads *heads, const char *prefix,
                              te_context *ctx) {
     int count = 0, head_count = 0;
     while (table[count].name) count++;
@@ -123,7 +131,7 @@ static te_status load_tables(part *p, const te_packed *table, const te_packed_he
     te_packed_free(&views);
     return status;
 }
-static te_status load_tensors(part *p, const te_packed *table, const char *prefix, te_context *ctx) {
+static inline te_status load_tensors(part *p, const te_packed *table, const char *prefix, te_context *ctx) {
     return load_tables(p, table, 0, prefix, ctx);
 }
 

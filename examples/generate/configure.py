@@ -71,8 +71,16 @@ ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pyto
 EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size")
 # The keys for the number of experts; which one a file has depends on the version of transformers.
 EXPERT_COUNTS = ("num_local_experts", "num_experts")
-# Keys of models that these families are not, such as quantized weights; experts are only refused in the other families.
-REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "quantization_config", "kv_lora_rank")
+# Keys of models that these families are not; experts are only refused in the other families.
+REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")
+# Weights in 4 bits: what quantization_config may say, by its quant_method; a missing key, or null, is accepted.
+QUANTIZED = {
+    "gptq": dict(bits=(4,), checkpoint_format=("gptq", "gptq_v2"), format=("gptq", "gptq_v2"), pack_dtype=("int32",),
+                 is_marlin_format=(False,)),
+    "awq": dict(bits=(4,), version=("gemm", "GEMM"), format=("gemm",), pack_dtype=("int32",), zero_point=(True,)),
+}
+# The families whose tensors are not one matrix [out, in] for each weight.
+NOT_QUANTIZED = ("gpt2", "gpt_neox", "bert", *EXPERTS)
 
 
 def number(x):
@@ -120,6 +128,29 @@ def family_of(config):
         if config.get(key) is not None and value is not None and config[key] != value:
             raise Unsupported(f"{key} is {config[key]}; only {value} is supported")
     return name, config
+
+
+def quantization(name, config):
+    """The definitions for weights in few bits. te/io/quantized_file.h checks the tensors."""
+    given = config.get("quantization_config")
+    if not given:
+        return {"MODEL_QUANTIZED": 0, "MODEL_GPTQ_V2": 0}
+    method = given.get("quant_method")
+    where = f"quantization_config of {method}"
+    if method not in QUANTIZED:
+        raise Unsupported(f"quantization_config.quant_method is {method}; supported are {', '.join(QUANTIZED)}")
+    if name in NOT_QUANTIZED:
+        raise Unsupported(f"{where}: model_type is {name}, which is read in floats only")
+    for key, values in QUANTIZED[method].items():
+        if given.get(key) is not None and given[key] not in values:
+            raise Unsupported(f"{where}: {key} is {given[key]}; supported: {', '.join(map(str, values))}")
+    size = given.get("group_size", 128)
+    if size != -1 and (size <= 0 or size % 32):
+        raise Unsupported(f"{where}: group_size is {size}; supported are -1 and multiples of 32")
+    if given.get("desc_act") and not given.get("static_groups"):
+        raise Unsupported(f"{where}: desc_act is True: weights of a group are not adjacent, which is not supported")
+    is_v2 = "gptq_v2" in (given.get("checkpoint_format"), given.get("format"))
+    return {"MODEL_QUANTIZED": 1, "MODEL_GPTQ_V2": int(is_v2)}
 
 
 KINDS = ("full", "sliding", "unrotated")
@@ -254,6 +285,7 @@ def model(path):
         config = json.loads(text)
     name, config = family_of(config)
     if name == "bert":
+        quantization(name, config)
         return bert(path, text, config)
     generation = path / "generation_config.json"
     eos = ids_of(json.loads(generation.read_bytes()).get("eos_token_id")) if generation.exists() else []
@@ -270,6 +302,7 @@ def model(path):
         "MODEL_FAMILY": name.upper(),
         "MODEL_TYPE": f'"{name}"',
         "MODEL_GGUF": int(is_gguf),
+        **quantization(name, config),
         "MODEL_CHECKSUM": f"{checksum(text):#x}u /* of {'the header' if is_gguf else 'config.json'} */",
         "MODEL_LAYERS": layers,
         "MODEL_HIDDEN": hidden,

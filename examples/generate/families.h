@@ -36,11 +36,22 @@
 #define MODEL_CACHE 1
 #endif
 
-/* The format of a list with weights. In a GGUF file they may be in few bits, each tensor in another format. */
-#if MODEL_GGUF
-#define LIST_FORMAT(...) (MODEL_DTYPE, (weights, quantized), __VA_ARGS__)
+/* MODEL_WEIGHTS: the format of the weights of linears, as in a list's option `weights`; the files' weights in floats are
+ * cast to it. MODEL_HEAD_WEIGHTS: that of the embedding and the head. A GGUF file, and a folder of GPTQ or AWQ
+ * (MODEL_QUANTIZED), have weights in few bits, each tensor in another format; MODEL_DEQUANTIZE converts them to
+ * MODEL_DTYPE. */
+#if (MODEL_GGUF || MODEL_QUANTIZED) && !defined MODEL_WEIGHTS
+#define MODEL_WEIGHTS quantized
+#endif
+#if defined MODEL_WEIGHTS && !defined MODEL_HEAD_WEIGHTS
+#define MODEL_HEAD_WEIGHTS MODEL_WEIGHTS
+#endif
+#if defined MODEL_WEIGHTS && !defined MODEL_DEQUANTIZE
+#define LIST_FORMAT(...) (MODEL_DTYPE, (weights, MODEL_WEIGHTS), __VA_ARGS__)
+#define HEAD_FORMAT(...) (MODEL_DTYPE, (weights, MODEL_HEAD_WEIGHTS), __VA_ARGS__)
 #else
 #define LIST_FORMAT(...) (MODEL_DTYPE, __VA_ARGS__)
+#define HEAD_FORMAT LIST_FORMAT
 #endif
 
 /* ---- parts of the lists ------------------------------------------------------------------------------------------ */
@@ -201,7 +212,7 @@
 #define FAMILY_JOIN(a, b) FAMILY_JOIN2(a, b)
 #define FAMILY_JOIN2(a, b) a##b
 
-TE_INFERENCE(embed, LIST_FORMAT((out, f32)), OF_FAMILY(EMBED_))
+TE_INFERENCE(embed, HEAD_FORMAT((out, f32)), OF_FAMILY(EMBED_))
 #if MODEL_HAS_full
 TE_INFERENCE(full, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(full))
 #endif
@@ -214,7 +225,7 @@ TE_INFERENCE(unrotated, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_
 /* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
  * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
 TE_INFERENCE(last, (MODEL_DTYPE, (in, f32)), (last_token, end), OF_FAMILY(LAST_))
-TE_INFERENCE(head, LIST_FORMAT((out, f32)), LM_HEAD)
+TE_INFERENCE(head, HEAD_FORMAT((out, f32)), LM_HEAD)
 TE_INFERENCE(choose, f32, CHOOSE)
 
 /* ---- tensors of the files ---------------------------------------------------------------------------------------- */

@@ -509,6 +509,9 @@ int main(int argc, char **argv) {
     const double start = seconds();
     check(load_model(options.folder, &ctx), "model");
     fprintf(stderr, MODEL_TYPE ", %d layers, loaded in %.1f s\n", MODEL_LAYERS, seconds() - start);
+#ifdef MODEL_WEIGHTS
+    print_casts(stderr);
+#endif
     if (options.batch) continue_lines();
     else if (options.chat && !options.prompt) converse();
     else {

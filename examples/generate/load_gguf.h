@@ -2,7 +2,7 @@
  *
  * The file is mapped. Weights of linears and the table of the embedding are used in the format that they have in the
  * file, on the host where they lie, on CUDA repacked in device memory; with -DMODEL_DEQUANTIZE they are converted to
- * MODEL_DTYPE. Norms and biases are always converted.
+ * MODEL_DTYPE. With -DMODEL_WEIGHTS=q8_0, tensors in floats are cast to q8_0. Norms and biases are always converted.
  */
 #ifndef LOAD_GGUF_H
 #define LOAD_GGUF_H
@@ -17,7 +17,6 @@
 #endif
 
 static te_gguf from;
-static te_gguf_weights weights[PARTS];
 
 /* Take all parameters of a list from the tensors of a table, which has END behind its last entry. */
 static te_status load_tensors(part *p, const te_packed *table, const char *prefix, te_context *ctx) {

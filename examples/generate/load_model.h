@@ -21,6 +21,7 @@ enum {
 };
 
 static part parts[PARTS];
+static te_block_weights weights[PARTS]; /* of the parts that are loaded by te_gguf_bind or te_quantized_bind */
 
 static const te_plan *block_plan(int layer) {
     typedef const te_plan *plan_of(void);
@@ -62,6 +63,37 @@ static te_status load_model(const char *path, te_context *ctx) {
     TE_TRY(load_head(&parts[HEAD], ctx));
     return bind_part(&parts[CHOICE], 0, ctx); /* it has no parameters */
 }
+#ifdef MODEL_WEIGHTS
+/* Print the errors of the weights that were cast: for each kind of weight their mean over the layers. */
+static void print_casts(FILE *to) {
+    typedef struct cast {
+        const te_param *param;
+        te_block_format format;
+        int count;
+        double mean, most;
+    } cast;
+    cast casts[2 * MAX_PARAMS];
+    int n = 0;
+    for (int i = 0; i < PARTS; i++)
+        for (int k = 0; weights[i].weight && k < parts[i].model.param_count; k++)
+            for (int j = 0; j < weights[i].weight[k].parts; j++) {
+                const te_weight_part *tensor = &weights[i].weight[k].part[j];
+                const te_param *p = &parts[i].param[k];
+                const double error = weights[i].error[tensor - weights[i].part];
+                int c = 0;
+                if (!(error > 0)) continue;
+                while (c < n && (strcmp(casts[c].param->op, p->op) || casts[c].format != tensor->format)) c++;
+                if (c == 2 * MAX_PARAMS) continue;
+                if (c == n) memset(&casts[n++], 0, sizeof *casts);
+                casts[c].param = p, casts[c].format = tensor->format, casts[c].count++;
+                casts[c].mean += error, casts[c].most = error > casts[c].most ? error : casts[c].most;
+            }
+    for (int c = 0; c < n; c++)
+        fprintf(to, "%s.%s: %d tensors cast to %s, relative error %.4f, at most %.4f\n", casts[c].param->op,
+                casts[c].param->field, casts[c].count, te_block_name(casts[c].format),
+                casts[c].mean / casts[c].count, casts[c].most);
+}
+#endif
 static void unload_model(te_context *ctx) {
     for (int i = 0; i < PARTS; i++) te_release(ctx, (void *)(uintptr_t)parts[i].model.params);
     close_model(ctx);

@@ -3,15 +3,40 @@
  * Files are mapped. On the host the table of the embedding, which is that of a tied head too, is used where it lies if
  * the file has it in MODEL_DTYPE; all other tensors are copied, because q, k and v, and gate and up, become one weight
  * each. te_safetensors_load checks names and shapes, and converts the dtype.
+ *
+ * A folder of GPTQ or AWQ, and one whose weights are cast (-DMODEL_WEIGHTS=int4_128), are read by te_quantized_bind
+ * (te/io/quantized_file.h). On the host weights that are not cast stay in the mapped file, if it has them in floats.
  */
 #ifndef LOAD_SAFETENSORS_H
 #define LOAD_SAFETENSORS_H
 
 #include "checkpoint.h" /* open_files, load_tensors */
-#include "load_model.h" /* parts */
+#include "load_model.h" /* parts, weights */
+#ifdef MODEL_WEIGHTS
+#include "te/io/quantized_file.h" /* te_quantized_bind */
+#if MODEL_EXPERTS
+#error "MODEL_WEIGHTS: the weights of experts are not in few bits"
+#endif
+#endif
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+/* Bind a list, and load the parameters that the tables describe (load_tables), which are all that it has. */
+static te_status load_part(part *p, const te_packed *table, const te_packed_heads *heads, const char *prefix,
+                           te_context *ctx) {
+#ifdef MODEL_WEIGHTS
+    te_quantized_source source = te_quantized_source_of(from.file);
+    int count = 0;
+    while (table[count].name) count++;
+    TE_REQUIRE(!heads || !heads[0].name, ctx, TE_ERROR_VALUE, "weights head by head are not in few bits");
+    source.files = from.files, source.gptq_v2 = MODEL_GPTQ_V2;
+    TE_TRY(bind_part(p, 0, ctx));
+    return te_quantized_bind(&weights[p - parts], &p->model, table, count, prefix, &source, ctx);
+#else
+    TE_TRY(bind_part(p, 1, ctx));
+    return load_tables(p, table, heads, prefix, ctx);
+#endif
+}
 static const char *head_prefix(void) { return strncmp(from.prefix, "language_model.", 15) ? "" : "language_model."; }
 /* A table of the head alone, by the name that the files have of it. */
 static void get_head_table(te_packed table[2]) {
@@ -29,17 +54,24 @@ static te_status load_embedding_from_head(te_context *ctx) {
     te_packed table[2];
     get_head_table(table);
     table[0].op = embed_tensors[0].op;
+#ifdef MODEL_WEIGHTS
+    return load_part(&parts[0], table, 0, head_prefix(), ctx);
+#else
     TE_TRY(bind_part(&parts[0], 1, ctx));
     TE_TRY(load_tensors(&parts[0], embed_tensors + 1, from.prefix, ctx));
     return load_tensors(&parts[0], table, head_prefix(), ctx);
+#endif
 }
 /* Use the table of the embedding in the mapped file, or load it if the target, its dtype or its place forbids that. */
 static te_status load_embedding(te_context *ctx) {
     char name[MAX_NAME];
-    const te_safetensors *file;
-    te_named_model model;
     snprintf(name, sizeof name, "%s%s", from.prefix, embed_tensors[0].name);
     if (MODEL_TIED && !has_tensor(name)) return load_embedding_from_head(ctx);
+#ifdef MODEL_WEIGHTS
+    return load_part(&parts[0], embed_tensors, 0, from.prefix, ctx);
+#else
+    const te_safetensors *file;
+    te_named_model model;
     TE_TRY(file_of(&file, name, ctx));
     snprintf(name, sizeof name, "%s", from.prefix);
     if (*name) name[strlen(name) - 1] = 0; /* te_weights_use adds the dot */
@@ -48,13 +80,16 @@ static te_status load_embedding(te_context *ctx) {
     if (te_weights_use(&model, 1, file, ctx) == TE_OK) return TE_OK;
     TE_TRY(bind_part(&parts[0], 1, ctx));
     return load_tensors(&parts[0], embed_tensors, from.prefix, ctx);
+#endif
 }
 static te_status load_head(part *p, te_context *ctx) {
     te_packed table[2];
-    TE_TRY(bind_part(p, 1, ctx));
-    if (MODEL_TIED) return te_tie(&p->param[0], &parts[0].param[0], ctx);
+    if (MODEL_TIED) {
+        TE_TRY(bind_part(p, 0, ctx));
+        return te_tie(&p->param[0], &parts[0].param[0], ctx);
+    }
     get_head_table(table);
-    return load_tensors(p, table, head_prefix(), ctx);
+    return load_part(p, table, 0, head_prefix(), ctx);
 }
 /* ---- what load_model.h calls ------------------------------------------------------------------------------------- */
 
@@ -62,8 +97,12 @@ static te_status open_model(const char *folder, te_context *ctx) {
     from.folder = folder;
     TE_TRY(check_config(ctx));
     /* The table of a tied embedding may be there as the head. */
-    return open_files(name_prefixes, sizeof name_prefixes / sizeof name_prefixes[0], embed_tensors[0].name,
-                      MODEL_TIED ? last_tensors[0].name : 0, ctx);
+    TE_TRY(open_files(name_prefixes, sizeof name_prefixes / sizeof name_prefixes[0], embed_tensors[0].name,
+                      MODEL_TIED ? last_tensors[0].name : 0, ctx));
+#ifdef MODEL_WEIGHTS
+    TE_TRY(open_all_files(ctx));
+#endif
+    return TE_OK;
 }
 #if MODEL_EXPERTS
 /* Load gate, up and down of all experts. A file has a tensor for each of them; a list has one weight with gate and up of
@@ -86,18 +125,19 @@ static te_status load_block(part *p, int layer, te_context *ctx) {
     char name[MAX_NAME], prefix[2 * MAX_NAME];
     snprintf(name, sizeof name, layer_prefix, layer);
     snprintf(prefix, sizeof prefix, "%s%s", from.prefix, name);
-    TE_TRY(bind_part(p, 1, ctx));
 #if MODEL_EXPERTS
+    TE_TRY(bind_part(p, 1, ctx));
     TE_TRY(load_experts(p, prefix, ctx));
-#endif
     return load_tables(p, block_tensors, block_heads, prefix, ctx);
+#else
+    return load_part(p, block_tensors, block_heads, prefix, ctx);
+#endif
 }
 static te_status load_last(part *p, te_context *ctx) {
-    TE_TRY(bind_part(p, 1, ctx));
-    return load_tensors(p, last_tensors, from.prefix, ctx);
+    return load_part(p, last_tensors, 0, from.prefix, ctx);
 }
 static void close_model(te_context *ctx) {
-    (void)ctx;
+    for (int i = 0; i < PARTS; i++) te_block_weights_release(&weights[i], ctx);
     close_files();
 }
 

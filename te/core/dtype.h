@@ -49,6 +49,36 @@
 typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
 #undef TE_DTYPE_ENUM
 
+/* The list of formats of blocks (te/quant/block_formats.h), whose names the option (weights, ..) of a list takes:
+ * X(token, values of a block, bytes of a block) for each. A row of f32, f16 or bf16 may have any number of values. */
+#define TE_BLOCK_FORMATS(X)                                                                                           \
+    X(none, 1, 0)                                                                                                     \
+    X(f32, 1, 4)                                                                                                      \
+    X(f16, 1, 2)                                                                                                      \
+    X(bf16, 1, 2)                                                                                                     \
+    X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
+    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
+    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
+    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */              \
+    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */                                    \
+    X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */    \
+    X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
+    X(q6_k, 256, 210)  /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */             \
+    X(mxfp4, 32, 17)   /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */                 \
+    X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */                                            \
+    X(int4_128, 128, 66)                                                                                              \
+    X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */     \
+    X(int4z_64, 64, 36)                                                                                               \
+    X(int4z_128, 128, 68)                                                                                             \
+    X(int8, 32, 32) /* int8 q[32]; behind the blocks of a row the row's scale in f32 (TE_BLOCK_ROW_SCALE bytes) */
+
+#define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
+typedef enum te_block_format {
+    TE_BLOCK_FORMATS(TE_BLOCK_ENUM) TE_BLOCK_COUNT,
+    TE_BLOCK_quantized = TE_BLOCK_COUNT /* in the option (weights, quantized): any of these formats */
+} te_block_format;
+#undef TE_BLOCK_ENUM
+
 typedef float te_f32;
 typedef struct te_bf16_bits { uint16_t bits; } te_bf16_bits;
 typedef struct te_f16_bits { uint16_t bits; } te_f16_bits;

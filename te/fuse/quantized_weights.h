@@ -1,9 +1,13 @@
-/* quantized_weights.h -- lists for inference whose weights are in few bits: the list option (weights, quantized), and
+/* quantized_weights.h -- lists for inference whose weights are in few bits: the option (weights, ..), and
  * te_use_quantized, which makes such a weight the values of a parameter.
  *
  * Do this:
  *     TE_INFERENCE(block, (bf16, (weights, quantized)), (linear, up, 4096, 14336), (silu, act), ...)
  *     TE_TRY(te_use_quantized(&m.up.weight, &weight, &ctx));
+ *
+ * In a list with (weights, quantized) each weight of a linear or an embedding may have another format, which is known
+ * when the program runs. With the name of a format in its place, such as (weights, int4_128), they have this one. An op
+ * may have the option, too: (linear, up, 4096, 14336, (weights, q8_0)), or (weights, none) for the list's dtype.
  *
  * te/quant/block_formats.h has the formats. On CUDA, te_repack_weight (te/quant/repacked_blocks.h) first copies a
  * weight to device memory, in another order. te/io/gguf_weights.h does all of this for a GGUF file. te/infer.h
@@ -23,17 +27,25 @@
 #undef TE__QUANTIZED_OPS_OF
 #undef TE__HAS_QUANTIZED_OPS
 #define TE__HAS_QUANTIZED_OPS 1
-/* The functions of a list with the option (weights, quantized). On CUDA each dtype has its own, so that a program has
- * only the kernels of its lists. */
+/* The functions of a list whose weights are in few bits (takes: 1). On CUDA each dtype has its own, so that a program
+ * has only the kernels of its lists. */
 #if TE_CUDA
 template <te_dtype T>
 static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,
                                                   te__quantized_lookup<0>};
-#define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops<TE_##dtype>
+template <te_dtype T, bool takes>
+struct te__quantized_ops_of {
+    static const te_quantized_ops *get() { return &te__quantized_ops<T>; }
+};
+template <te_dtype T>
+struct te__quantized_ops_of<T, false> {
+    static const te_quantized_ops *get() { return 0; }
+};
+#define TE__QUANTIZED_OPS_OF(dtype, takes) te__quantized_ops_of<TE_##dtype, (takes)>::get()
 #else
 static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scratch, te__quantized_run,
                                                              te__quantized_lookup};
-#define TE__QUANTIZED_OPS_OF(dtype) &te__quantized_ops
+#define TE__QUANTIZED_OPS_OF(dtype, takes) ((takes) ? &te__quantized_ops : 0)
 #endif
 
 #if TE_CUDA
@@ -80,6 +92,9 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
         TE_REQUIRE(p->cols % te_block_values(f) == 0, ctx, TE_ERROR_SHAPE,
                    "te_use_quantized: %s.%s: its %lld columns are no multiple of %d, the values of a block of %s",
                    p->op, p->field, (long long)p->cols, te_block_values(f), te_block_name(f));
+        TE_REQUIRE(p->weights == TE_BLOCK_quantized || f == p->weights, ctx, TE_ERROR_VALUE,
+                   "te_use_quantized: %s.%s: part %d is in %s, and the list's option is (weights, %s); with (weights, "
+                   "quantized) it takes any format", p->op, p->field, i, te_block_name(f), te_block_name(p->weights));
         TE_TRY(te__check_repacked(part, i, p, ctx));
         rows += part->rows;
     }
@@ -87,21 +102,22 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
                p->op, p->field, (long long)rows, (long long)p->rows);
     return TE_OK;
 }
-/* Use w, a quantized weight, as the values of p: the weight of a linear or an embedding in a list for inference with
- * the option (weights, quantized). w, its parts and their data are not copied, and must stay where they are as long as
- * the model is used. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and the call
- * waits for the stream. If another parameter is tied to p, call te_tie after this. On the host, GEMMs with a quantized
- * weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors: TE_ERROR_STATE:
- * the list lacks the option, p is not such a weight, or p is tied; TE_ERROR_SHAPE: the parts together have other rows
- * than p, or p's columns are no multiple of a format's block; TE_ERROR_VALUE: an unknown format, on CUDA also f32, f16,
- * bf16 and parts that were not repacked, or p is sharded over ranks; TE_ERROR_NULL: a part has no data;
- * TE_ERROR_DEVICE: on CUDA a part lies in host memory. */
+/* Use w, a quantized weight, as the values of p: the weight of a linear or an embedding in a list for inference whose
+ * option (weights, ..) allows its formats. w, its parts and their data are not copied, and must stay where they are as
+ * long as the model is used. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and
+ * the call waits for the stream. If another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
+ * quantized weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors:
+ * TE_ERROR_STATE: the list lacks the option, or the op has (weights, none), p is not such a weight, or p is tied;
+ * TE_ERROR_SHAPE: the parts together have other rows than p, or p's columns are no multiple of a format's block;
+ * TE_ERROR_VALUE: an unknown format, or another one than the option's, on CUDA also f32, f16, bf16 and parts that were
+ * not repacked, or p is sharded over ranks; TE_ERROR_NULL: a part has no data; TE_ERROR_DEVICE: on CUDA a part lies in
+ * host memory. */
 TE_API te_status te_use_quantized(te_param *p, const te_quantized_weight *w, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_use_quantized"));
     TE_REQUIRE(p && w && p->op, ctx, TE_ERROR_NULL, "te_use_quantized: the weight is null, or the parameter not bound");
-    TE_REQUIRE(p->takes_quantized, ctx, TE_ERROR_STATE,
+    TE_REQUIRE(p->weights != TE_BLOCK_none, ctx, TE_ERROR_STATE,
                "te_use_quantized: %s.%s is not the weight of a linear or an embedding in a list with the option "
-               "(weights, quantized)", p->op, p->field);
+               "(weights, ..)", p->op, p->field);
     TE_REQUIRE(!p->tied, ctx, TE_ERROR_STATE, "te_use_quantized: %s.%s is tied; te_tie it to the quantized owner",
                p->op, p->field);
     TE_REQUIRE(p->shard == TE_SHARD_none, ctx, TE_ERROR_VALUE, "te_use_quantized: %s.%s is sharded over ranks", p->op,

@@ -158,7 +158,7 @@
     TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
                 TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name),                                             \
-                TE__IF_QUANTIZED(of, TE__QUANTIZED_OPS_OF, TE__NO_QUANTIZED_OPS)(dtype), link, name,                  \
+                TE__QUANTIZED_OPS_OF(dtype, (int)name##_block_weights != (int)TE_BLOCK_none), link, name,             \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(fwd, (TE__IF_FP8_KERNELS(of, TE__TRAINED_##widths(of), widths), name, dtype,   \
                         forward, forward), TE_UNWRAP(cut)),                                                          \
@@ -209,7 +209,6 @@
 #define TE__PRODUCT_OF_training(dtype) TE_GEMM_RUN_OF(TE_##dtype, 1)
 #define TE__FP8_OPS_OF(name) &name##_fp8
 #define TE__NO_FP8_OPS(name) 0
-#define TE__NO_QUANTIZED_OPS(dtype) 0
 /* Defines the kernels, the options, the tables of ops, steps and recompute regions, and the plan, which points to the
  * tables. Each table of steps ends with an empty step, because a pass may have no steps and C has no empty arrays. */
 #define TE__DEFINE_LIST(training_of, product_of, fp8_ops, quantized_ops, link, model, format, marks, links,            \
@@ -314,6 +313,7 @@
      TE_MEMBER(edge_dtype, (te_dtype)TE_EDGE_DTYPE(model, op)),                                                       \
      TE_MEMBER(flags, TE_FLAGS(op)),                                                                                  \
      TE_MEMBER(recipe, (te_recipe)TE_RECIPE(model, op)),                                                              \
+     TE_MEMBER(weights, (te_block_format)TE_BLOCK_WEIGHTS(model, op)),                                                \
      TE_MEMBER(stats, TE_STATS(op)),                                                                                  \
      TE_MEMBER(layout, (te_rank_layout)TE_LAYOUT_OUT(model, op)),                                                     \
      TE_MEMBER(parts, TE_PARTS(op)),                                                                                  \

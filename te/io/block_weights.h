@@ -1,9 +1,13 @@
 /* block_weights.h -- binds the parameters of a list for inference to tensors of a file, each in a format of blocks, in
- * floats, or converted. gguf_weights.h and quantized_file.h find or make the tensors. The memory that a binding needs
- * belongs to a te_block_weights, which te_block_weights_release frees:
+ * floats, cast or converted. gguf_weights.h and quantized_file.h find or make the tensors. The memory that a binding
+ * needs belongs to a te_block_weights, which te_block_weights_release frees:
  *     te_block_weights w;                                               // stays as long as the instance
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 4, "model.layers.0.", &from, &ctx));
+ *     te_block_weights_print(stdout, &w, &block.model);                 // formats, and the errors of casts
  *     te_block_weights_release(&w, &ctx);
+ *
+ * A weight whose option names a format of blocks, such as (weights, int4_128), is cast to it if the file has the weight
+ * in f32, f16 or bf16: each value is rounded to the nearest code (te_quantize_row).
  */
 #ifndef TE_BLOCK_WEIGHTS_H
 #define TE_BLOCK_WEIGHTS_H
@@ -21,9 +25,8 @@ typedef struct te_block_weights {
     void *memory;                /* target memory for the converted and the repacked parameters */
     void **host; /* [hosts]: host memory of tensors that do not lie in the file as the list needs them */
     int hosts;
-    double *error; /* [number of entries of the table]: of a tensor that was cast to a format of blocks
-                    * (te_quantized_bind), the root of the mean squared error, divided by that of the
-                    * mean square of the values; else 0 */
+    double *error; /* [number of entries of the table]: of a tensor that was cast to a format of blocks, the root of
+                    * the mean squared error, divided by that of the mean square of the values; else 0 */
 } te_block_weights;
 
 /* The arguments of one binding. tensor_of sets the data and the format of the part that entry n of the table names, the
@@ -41,10 +44,62 @@ struct te__block_binding {
     const void *source; /* of tensor_of */
 };
 
+/* ---- casts ------------------------------------------------------------------------------------------------------- */
+
+TE_API void te__blocks_free_host(te_block_weights *w) {
+    while (w->hosts > 0) free(w->host[--w->hosts]);
+    free(w->host), w->host = 0;
+}
+/* Allocate host memory that is freed with w. */
+TE_API te_status te__blocks_host(void **memory, te_block_weights *w, size_t bytes, te_context *ctx) {
+    void **host = (void **)realloc(w->host, (size_t)(w->hosts + 1) * sizeof *host);
+    *memory = 0;
+    if (host) w->host = host, *memory = malloc(bytes + !bytes);
+    TE_REQUIRE(*memory, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes for a weight", bytes);
+    w->host[w->hosts++] = *memory;
+    return TE_OK;
+}
+/* Cast entry n of the table, whose tensor in floats is *part, to p's format of blocks, and set its error. */
+TE_API te_status te__blocks_cast(te_weight_part *part, const te__block_binding *b, int n, const te_param *p,
+                                 te_context *ctx) {
+    const te_block_format f = p->weights;
+    const int64_t cols = p->cols;
+    const size_t row_bytes = te_block_row_bytes(f, cols), from_bytes = te_block_row_bytes(part->format, cols);
+    void *memory = 0;
+    double errors = 0, squares = 0;
+    TE_REQUIRE(cols % te_block_values(f) == 0, ctx, TE_ERROR_SHAPE,
+               "%s: %.60s%.60s has %lld columns; for %s they must be a multiple of %d, the values of a block",
+               b->caller, b->prefix, b->parts[n].name, (long long)cols, te_block_name(f), te_block_values(f));
+    TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)part->rows, ctx));
+    float *row = (float *)malloc((size_t)cols * 2 * sizeof *row), *back = row ? row + cols : 0;
+    te_status status = row ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate a row", b->caller);
+    for (int64_t r = 0; r < part->rows && status == TE_OK; r++) {
+        uint8_t *at = (uint8_t *)memory + (size_t)r * row_bytes;
+        te_dequantize_row(row, (const char *)part->data + (size_t)r * from_bytes, cols, part->format);
+        te_quantize_row(at, row, cols, f);
+        te_dequantize_row(back, at, cols, f);
+        for (int64_t i = 0; i < cols; i++) {
+            const double d = (double)back[i] - (double)row[i];
+            errors += d * d, squares += (double)row[i] * (double)row[i];
+        }
+        if (!(errors < (double)INFINITY))
+            status = te_fail(ctx, TE_ERROR_VALUE, "%s: row %lld of %.60s%.60s has a value that %s cannot hold",
+                             b->caller, (long long)r, b->prefix, b->parts[n].name, te_block_name(f));
+    }
+    free(row);
+    b->w->error[part - b->w->part] = squares > 0 ? sqrt(errors / squares) : 0;
+    part->data = memory, part->format = f;
+    return status;
+}
+
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
 TE_API int te__blocks_is_of(const te_packed *part, const te_param *p) {
     return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
+}
+/* Whether p may be in a format of blocks. A weight of one row is converted. */
+TE_API int te__blocks_takes(const te__block_binding *b, const te_param *p) {
+    return !b->converts && p->weights != TE_BLOCK_none && p->rows > 1;
 }
 /* Find the tensors of parameter k, and describe them in w->part, from w->part[first] on. *next: the index after the
  * last of these parts. */
@@ -65,6 +120,8 @@ TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first
         te_weight_part *to = &b->w->part[(*next)++];
         TE_TRY(b->tensor_of(to, b, n, p, units, ctx));
         to->rows = units, left -= units;
+        if (te__blocks_takes(b, p) && p->weights != TE_BLOCK_quantized && te__block_is_float(to->format))
+            TE_TRY(te__blocks_cast(to, b, n, p, ctx));
     }
     TE_REQUIRE(left == 0, ctx, TE_ERROR_SHAPE, "%s: %s: the table names %lld of %lld rows of %s.%s", b->caller,
                b->m->plan->name, (long long)(extent - left), (long long)extent, p->op, p->field);
@@ -91,8 +148,8 @@ TE_API int te__blocks_stay(const te__block_binding *b, int k) {
     int repacks = 1;
     for (int i = 0; i < w->parts; i++) repacks = repacks && te__can_repack(w->part[i].format);
     if (b->converts) return 0;
-    if (on_device) return p->takes_quantized && repacks;
-    return p->takes_quantized || te__blocks_are_plain(w, p);
+    if (on_device) return te__blocks_takes(b, p) && repacks;
+    return te__blocks_takes(b, p) || te__blocks_are_plain(w, p);
 }
 /* The bytes of target memory to allocate for parameter k, converted or repacked; 0: it is read in the file. */
 TE_API size_t te__blocks_memory_bytes(const te__block_binding *b, int k) {
@@ -147,10 +204,6 @@ TE_API te_status te__blocks_load(const te__block_binding *b, int k, char *to, te
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-TE_API void te__blocks_free_host(te_block_weights *w) {
-    while (w->hosts > 0) free(w->host[--w->hosts]);
-    free(w->host), w->host = 0;
-}
 /* Free what a binding has allocated. The instance must be bound again before it is used. */
 TE_API void te_block_weights_release(te_block_weights *w, te_context *ctx) {
     if (!w) return;
@@ -158,15 +211,6 @@ TE_API void te_block_weights_release(te_block_weights *w, te_context *ctx) {
     te__blocks_free_host(w);
     free(w->part), free(w->weight), free(w->error);
     memset(w, 0, sizeof *w);
-}
-/* Allocate host memory that is freed with w. */
-TE_API te_status te__blocks_host(void **memory, te_block_weights *w, size_t bytes, te_context *ctx) {
-    void **host = (void **)realloc(w->host, (size_t)(w->hosts + 1) * sizeof *host);
-    *memory = 0;
-    if (host) w->host = host, *memory = malloc(bytes + !bytes);
-    TE_REQUIRE(*memory, ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes for a weight", bytes);
-    w->host[w->hosts++] = *memory;
-    return TE_OK;
 }
 TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
     int next = 0, on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */
@@ -233,6 +277,20 @@ TE_API te_status te__block_weights_bind(te__block_binding *b, te_context *ctx) {
                                  : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate", b->caller);
     if (status != TE_OK) te_block_weights_release(w, ctx);
     return status;
+}
+/* Print one line for each weight in few bits: its op, its rows, its format and, if it was cast, the relative error
+ * (te_block_weights.error). m: an instance that was bound with w. */
+TE_API void te_block_weights_print(FILE *to, const te_block_weights *w, const te_model *m) {
+    for (int k = 0; k < m->param_count; k++) {
+        const te_param *p = &m->param[k];
+        const te_quantized_weight *weight = p->quantized;
+        for (int i = 0; weight && weight == &w->weight[k] && i < weight->parts; i++) {
+            const double error = w->error[weight->part + i - w->part];
+            fprintf(to, "%s.%s: %lld x %lld %s", p->op, p->field, (long long)weight->part[i].rows, (long long)p->cols,
+                    te_block_name(weight->part[i].format));
+            fprintf(to, error > 0 ? ", relative error %.4f\n" : "\n", error);
+        }
+    }
 }
 
 #endif

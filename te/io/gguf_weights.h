@@ -12,10 +12,10 @@
  *     TE_TRY(te_gguf_all_used(&model, &ctx));                                         // after the last list is bound
  *     te_gguf_release(&w, &ctx);
  *
- * The instance, here `block`, must be bound to no memory. In a list with the option (weights, quantized), the weights
- * of linears and embeddings keep the formats of their tensors (te_use_quantized): the host reads them in the mapped
- * file; for a GPU they are repacked in newly allocated memory (te_repack_weight), except weights with a tensor in f32,
- * f16 or bf16. All other parameters, such as norms and biases, are converted to the list's dtype in allocated memory.
+ * The instance, here `block`, must be bound to no memory. In a list with (weights, quantized), the weights of linears
+ * and embeddings keep the formats of their tensors: the host reads them in the mapped file; for a GPU they are repacked
+ * in newly allocated memory (te_repack_weight), except weights with a tensor in f32, f16 or bf16. With a format, as in
+ * (weights, q8_0), tensors in floats are cast to it. All other parameters are converted to the list's dtype.
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
@@ -106,7 +106,8 @@ TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) { te_block_weig
  * all of its rows. prefix: what the names of all these tensors begin with. Waits for the stream. After an error m must
  * be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a
  * tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a type without a
- * te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype; TE_ERROR_STATE: m has memory, or its
+ * te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype or format of blocks, or a tensor is in
+ * another such format; TE_ERROR_STATE: m has memory, or its
  * parameters are sharded over ranks; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
                               const te_gguf_source *from, te_context *ctx) {

@@ -1,17 +1,15 @@
 /* quantized_file.h -- binds the parameters of models to the tensors of a safetensors file whose weights are in 4 bits,
- * as GPTQ, AWQ and gpt-oss store them, or are cast to a format of blocks while they are read. Tables as in packed.h.
+ * as GPTQ, AWQ and gpt-oss store them, or in floats, which are cast if the list says so. Tables as in packed.h.
  *
  * Do this:
  *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}};
  *     te_block_weights w;                                 // stays as long as the instance
  *     te_quantized_source from = te_quantized_source_of(&file); // file: mapped by te_safetensors_map; stays, too
- *     from.cast = TE_BLOCK_int4_128;                      // for weights that are not in few bits
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 1, "model.layers.0.", &from, &ctx));
- *     te_quantized_print(stdout, &w, &block.model);       // formats, and the errors of casts
  *     te_block_weights_release(&w, &ctx);
  *
  * For a name that ends with .weight or has no such end, these tensors are looked for, in this order:
- *     the name itself            F32, F16 or BF16: cast, if it is a weight of a linear or an embedding, else converted
+ *     the name itself            F32, F16 or BF16: cast to the list's format of blocks (block_weights.h), or converted
  *     <name>_blocks, <name>_scales
  *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32]
  *     qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
@@ -28,15 +26,15 @@
 #include "block_weights.h" /* te_block_weights, te__block_weights_bind */
 
 typedef struct te_quantized_source {
-    const te_safetensors *file;
-    te_block_format cast; /* of the weights of linears and embeddings that are not in few bits; none: as in the file */
+    const te_safetensors *file; /* [files]: a weight's tensors may lie in different files */
+    int files;
     int gptq_v2; /* 1: of GPTQ, "checkpoint_format": "gptq_v2" in config.json: zero points are stored as they are */
     int expert;  /* of MXFP4: the index of the expert */
 } te_quantized_source;
 TE_API te_quantized_source te_quantized_source_of(const te_safetensors *file) {
     te_quantized_source s;
     memset(&s, 0, sizeof s);
-    s.file = file, s.cast = TE_BLOCK_none;
+    s.file = file, s.files = 1;
     return s;
 }
 
@@ -44,10 +42,16 @@ enum { TE_QUANTIZED_MAX_NAME = 256, TE__NIBBLES = 8 /* codes of a word of GPTQ a
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
+/* The file that has tensor t. */
+TE_API const te_safetensors *te__quantized_file_of(const te_quantized_source *from, const te_safetensor *t) {
+    int i = 0;
+    while (i < from->files - 1 && !(t >= from->file[i].tensor && t < from->file[i].tensor + from->file[i].count)) i++;
+    return &from->file[i];
+}
 /* Where a tensor's bytes lie: in the file's memory, or read into memory that belongs to w. */
 TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding *b, const te_safetensor *t,
                                      te_context *ctx) {
-    const te_safetensors *f = ((const te_quantized_source *)b->source)->file;
+    const te_safetensors *f = te__quantized_file_of((const te_quantized_source *)b->source, t);
     void *memory = 0;
     if (f->memory) return *at = (const uint8_t *)f->memory + f->data_at + t->offset, TE_OK;
     TE_TRY(te__blocks_host(&memory, b->w, (size_t)t->bytes, ctx));
@@ -57,11 +61,14 @@ TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding
 /* Find the tensor whose name is that of entry n of the table, without its last `cut` characters, and `end`. */
 TE_API const te_safetensor *te__quantized_find(const te__block_binding *b, int n, int cut, const char *end) {
     char name[TE_QUANTIZED_MAX_NAME];
+    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const te_safetensor *found = 0;
     const char *of_part = b->parts[n].name;
     const int length = (int)te_min((int64_t)strlen(of_part), TE_QUANTIZED_MAX_NAME) - cut;
     const int all = length < 0 ? -1 : snprintf(name, sizeof name, "%s%.*s%s", b->prefix, length, of_part, end);
     if (all < 0 || all >= TE_QUANTIZED_MAX_NAME) return 0;
-    return te_safetensors_find(((const te_quantized_source *)b->source)->file, name);
+    for (int i = 0; i < from->files && !found; i++) found = te_safetensors_find(&from->file[i], name);
+    return found;
 }
 /* The dtype and the shape of a tensor, as a text for messages: "I32 [512, 4096]". */
 typedef struct te__tensor_text {
@@ -89,57 +96,24 @@ TE_API te_block_format te__quantized_float_format(te_safetensors_dtype t) {
                                       : TE_BLOCK_none;
 }
 
-/* ---- casts ------------------------------------------------------------------------------------------------------- */
+/* ---- floats ------------------------------------------------------------------------------------------------------ */
 
-/* Cast the matrix [rows, cols] of floats `from` to format f, and set *error as te_block_weights says. to: the part. */
-TE_API te_status te__quantized_cast(te_weight_part *to, double *error, const te_weight_part *from, int64_t cols,
-                                    te_block_format f, const te__block_binding *b, te_context *ctx) {
-    const size_t row_bytes = te_block_row_bytes(f, cols), from_bytes = te_block_row_bytes(from->format, cols);
-    void *memory = 0;
-    float *row = (float *)malloc((size_t)cols * 2 * sizeof *row), *back = row ? row + cols : 0;
-    double errors = 0, squares = 0;
-    te_status status = row ? te__blocks_host(&memory, b->w, row_bytes * (size_t)from->rows, ctx)
-                           : te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot allocate a row", b->caller);
-    for (int64_t r = 0; r < from->rows && status == TE_OK; r++) {
-        uint8_t *at = (uint8_t *)memory + (size_t)r * row_bytes;
-        te_dequantize_row(row, (const char *)from->data + (size_t)r * from_bytes, cols, from->format);
-        te_quantize_row(at, row, cols, f);
-        te_dequantize_row(back, at, cols, f);
-        for (int64_t i = 0; i < cols; i++) {
-            const double d = (double)back[i] - (double)row[i];
-            errors += d * d, squares += (double)row[i] * (double)row[i];
-        }
-        if (!(errors < (double)INFINITY))
-            status = te_fail(ctx, TE_ERROR_VALUE, "%s: row %lld has a value that %s cannot hold", b->caller,
-                             (long long)r, te_block_name(f));
-    }
-    free(row);
-    *error = squares > 0 ? sqrt(errors / squares) : 0;
-    to->data = memory, to->format = f, to->rows = from->rows;
-    return status;
-}
 /* A tensor of floats. */
 TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_binding *b, const te_safetensor *t,
                                      const te_param *p, int64_t units, te_context *ctx) {
-    const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const char *path = te__quantized_file_of((const te_quantized_source *)b->source, t)->path;
     const int64_t rows = p->rows == 1 ? 1 : units, cols = p->rows == 1 ? units : p->cols;
     const int64_t is_rows = t->rank == 2 ? t->shape[0] : 1, is_cols = t->rank ? t->shape[t->rank == 2] : 1;
     const te_block_format f = te__quantized_float_format(t->dtype);
     const uint8_t *data = 0;
     TE_REQUIRE(t->rank <= 2 && is_rows == rows && is_cols == cols, ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s, it should be [%lld, %lld]", from->file->path, t->name,
+               "%.120s: tensor %.60s is %s, it should be [%lld, %lld]", path, t->name,
                te__quantized_shape(t).text, (long long)rows, (long long)cols);
     TE_REQUIRE(f != TE_BLOCK_none, ctx, TE_ERROR_DTYPE, "%.120s: tensor %.60s is %s; F32, F16 and BF16 are supported",
-               from->file->path, t->name, te__quantized_shape(t).text);
+               path, t->name, te__quantized_shape(t).text);
     TE_TRY(te__quantized_bytes(&data, b, t, ctx));
-    part->data = data, part->format = f, part->rows = rows;
-    if (from->cast == TE_BLOCK_none || !p->takes_quantized || b->converts) return TE_OK;
-    TE_REQUIRE(cols % te_block_values(from->cast) == 0, ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s; columns must be a multiple of %d, the values of a block of %s",
-               from->file->path, t->name, te__quantized_shape(t).text, te_block_values(from->cast),
-               te_block_name(from->cast));
-    const te_weight_part floats = *part;
-    return te__quantized_cast(part, &b->w->error[part - b->w->part], &floats, cols, from->cast, b, ctx);
+    part->data = data, part->format = f;
+    return TE_OK;
 }
 
 /* ---- MXFP4 ------------------------------------------------------------------------------------------------------- */
@@ -242,7 +216,7 @@ TE_API int64_t te__int4_rows(uint8_t *to, const te__packed_int4 *w, int64_t firs
 /* Check g_idx, the group of each column: with act-order ("desc_act") columns of a group are not adjacent. */
 TE_API te_status te__int4_check_order(const te_safetensor *order, const te__block_binding *b, const te__packed_int4 *w,
                                       te_context *ctx) {
-    const char *path = ((const te_quantized_source *)b->source)->file->path;
+    const char *path = te__quantized_file_of((const te_quantized_source *)b->source, order)->path;
     const uint8_t *data = 0;
     TE_REQUIRE(order->dtype == TE_SAFETENSORS_I32 && order->rank == 1 && order->shape[0] == w->cols, ctx,
                TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be I32 [%lld]", path, order->name,
@@ -260,13 +234,14 @@ TE_API te_status te__int4_check_order(const te_safetensor *order, const te__bloc
 TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
                                     const te_param *p, int64_t rows, te_context *ctx) {
     const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const char *path = te__quantized_file_of(from, t)->path;
     const te_safetensor *zeros = te__quantized_find(b, n, 6, "qzeros"), *scales = te__quantized_find(b, n, 6, "scales");
     const te_safetensor *order = te__quantized_find(b, n, 6, "g_idx");
     const int64_t cols = p->cols, groups = scales && scales->rank == 2 ? scales->shape[0] : 0;
     te__packed_int4 w;
     void *memory = 0;
     memset(&w, 0, sizeof w);
-    TE_REQUIRE(zeros && scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no %s beside it", from->file->path,
+    TE_REQUIRE(zeros && scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no %s beside it", path,
                t->name, zeros ? "scales" : "qzeros");
     w.awq = te__quantized_is(t, TE_SAFETENSORS_I32, cols, rows / TE__NIBBLES);
     TE_REQUIRE(rows % TE__NIBBLES == 0 && cols % TE__NIBBLES == 0 &&
@@ -274,14 +249,14 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
                ctx, TE_ERROR_SHAPE,
                "%.120s: tensor %.60s is %s; for %lld x %lld in 4 bits it should be I32 [%lld, %lld] of GPTQ or [%lld, "
                "%lld] of AWQ",
-               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
+               path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)cols,
                (long long)cols / TE__NIBBLES, (long long)rows, (long long)cols, (long long)rows / TE__NIBBLES);
     TE_REQUIRE(groups > 0 && cols % groups == 0 && scales->shape[1] == rows &&
                    te__quantized_float_format(scales->dtype) != TE_BLOCK_none,
-               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be F16 [groups, %lld]", from->file->path,
+               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be F16 [groups, %lld]", path,
                scales->name, te__quantized_shape(scales).text, (long long)rows);
     TE_REQUIRE(te__quantized_is(zeros, TE_SAFETENSORS_I32, groups, rows / TE__NIBBLES), ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s, it should be I32 [%lld, %lld]", from->file->path, zeros->name,
+               "%.120s: tensor %.60s is %s, it should be I32 [%lld, %lld]", path, zeros->name,
                te__quantized_shape(zeros).text, (long long)groups, (long long)rows / TE__NIBBLES);
     w.rows = rows, w.cols = cols, w.group = cols / groups, w.of_scales = scales->dtype;
     w.zero_offset = !w.awq && !from->gptq_v2;
@@ -291,7 +266,7 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
     if (order) TE_TRY(te__int4_check_order(order, b, &w, ctx));
     const te_block_format f = te__int4_format(&w);
     TE_REQUIRE(f != TE_BLOCK_none, ctx, TE_ERROR_VALUE,
-               "%.120s: tensor %.60s has groups of %lld columns; multiples of 32 are supported", from->file->path,
+               "%.120s: tensor %.60s has groups of %lld columns; multiples of 32 are supported", path,
                t->name, (long long)w.group);
     const size_t row_bytes = te_block_row_bytes(f, cols);
     TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)rows, ctx));
@@ -300,7 +275,7 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
         TE_REQUIRE(
             bad < 0, ctx, TE_ERROR_VALUE,
             "%.120s: tensor %.60s: a scale of group %lld in rows %lld to %lld is not finite, or no number of f16",
-            from->file->path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
+            path, scales->name, (long long)bad, (long long)r, (long long)te_min(r + 15, rows - 1));
     }
     part->data = memory, part->format = f;
     return TE_OK;
@@ -325,41 +300,26 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
                   : te__quantized_int4(part, b, n, int4, p, units, ctx);
 }
 /* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
- * table parts[count] names; the head of this file says which. In a list with the option (weights, quantized), weights
- * of linears and embeddings keep the file's 4 bits, or are cast; in other lists they are converted. Call te_tie
- * afterwards for tied parameters. prefix: what the names of all these tensors begin with. Waits for the stream. After
- * an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing;
+ * table parts[count] names; the head of this file says which. In a list with the option (weights, ..), weights of
+ * linears and embeddings keep the file's 4 bits, or are cast (block_weights.h); in other lists they are converted. Call
+ * te_tie afterwards for tied parameters. prefix: what the names of all these tensors begin with. Waits for the stream.
+ * After an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing;
  * TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter, or is not in 4 bits; TE_ERROR_DTYPE;
  * TE_ERROR_VALUE: groups that are no multiple of 32, act-order, scales that are no finite numbers of f16, a number that
- * does not fit the format, an unknown format or expert; TE_ERROR_STATE: m has memory, or its parameters are sharded
- * over ranks; TE_ERROR_MEMORY; TE_ERROR_IO. */
+ * does not fit the format, another format than the option's, an unknown expert; TE_ERROR_STATE: m has memory, or its
+ * parameters are sharded over ranks; TE_ERROR_MEMORY; TE_ERROR_IO. */
 TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
                                    const char *prefix, const te_quantized_source *from, te_context *ctx) {
     te__block_binding b;
     if (w) memset(w, 0, sizeof *w);
     TE_TRY(te__check_context(ctx, "te_quantized_bind"));
-    TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
+    TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->files > 0 && from->file->path &&
+                   (parts || !count), ctx,
                TE_ERROR_NULL,
                "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
-    TE_REQUIRE((unsigned)from->cast < (unsigned)TE_BLOCK_COUNT, ctx, TE_ERROR_VALUE,
-               "te_quantized_bind: format %d to cast to is unknown", (int)from->cast);
     b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_quantized_bind";
     b.converts = 0, b.tensor_of = te__quantized_tensor_of, b.source = from;
     return te__block_weights_bind(&b, ctx);
-}
-/* Print one line for each weight in few bits: its op, its rows, its format and, if it was cast, the relative error
- * (te_block_weights.error). m: the instance that te_quantized_bind has bound. */
-TE_API void te_quantized_print(FILE *to, const te_block_weights *w, const te_model *m) {
-    for (int k = 0; k < m->param_count; k++) {
-        const te_param *p = &m->param[k];
-        const te_quantized_weight *weight = p->quantized;
-        for (int i = 0; weight && weight == &w->weight[k] && i < weight->parts; i++) {
-            const double error = w->error[weight->part + i - w->part];
-            fprintf(to, "%s.%s: %lld x %lld %s", p->op, p->field, (long long)weight->part[i].rows, (long long)p->cols,
-                    te_block_name(weight->part[i].format));
-            fprintf(to, error > 0 ? ", relative error %.4f\n" : "\n", error);
-        }
-    }
 }
 
 #endif

@@ -40,6 +40,8 @@
 #define TE_OUT_embedding(op, in) (TE_ARG2(op, 0))
 #define TE_LAYOUT_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_sum : (int)TE_LAYOUT_replicated)
 #define TE_ROWS_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_ROWS_tokens : (int)(in))
+#define TE_TAKES_embedding_weights TE_TOKEN
+#define TE_BLOCK_WEIGHTS_embedding(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_block_weights))
 #define TE_TAKES_embedding_ranks TE_INTEGER
 #define TE_TAKES_embedding_padding_idx TE_INTEGER
 #define TE_SAME_padding_idx_padding_idx ,
@@ -51,7 +53,7 @@
 #define TE__EMBEDDING_OPTIONS(op) (te_embedding_options, TE__EMBEDDING_PADDING(op))
 typedef struct te_embedding_options { int padding_idx; } te_embedding_options;
 #define TE_CHECK_embedding(model, op)                                                                                 \
-    (TE__CHECK_TABLE_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op)                                          \
+    (TE__CHECK_TABLE_ROWS(model, op, "vocabulary") TE_CHECK_RANKS(model, op) TE_CHECK_WEIGHTS(model, op)               \
      static_assert(!TE_HAS_OPTION(op, padding_idx) ||                                                                 \
                        (TE__EMBEDDING_PADDING(op) >= 0 &&                                                             \
                         (TE_ARG1(op, 0) < 0 || TE__EMBEDDING_PADDING(op) < TE_ARG1(op, 0))),                          \

@@ -1,12 +1,11 @@
 /* linear.h -- y = x weight^T: x [rows, in], weight [out, in], y [rows, out]. A bias is an op of its own.
  *
  *   (linear, name, in, out)
- *   (tied_linear, name, in, out)     uses the weight of another op (te_tie()); for example, an lm_head uses the
- *                                    embedding's weight
+ *   (tied_linear, name, in, out)     uses the weight of another op (te_tie()), such as the embedding's for an lm_head
  *   (frozen_linear, name, in, out)   the weight is never trained (te/plan/freeze.h), so backward computes only dx, and
  *                                    forward need not save x
- * Options: (recipe, ..) with the value `none` or an FP8 recipe that differs from the list's (docs/fp8.md), and those
- * below.
+ * Options: (recipe, ..) and (weights, ..) with a recipe (docs/fp8.md) or a format of blocks (quantized_weights.h) that
+ * differs from the list's, or with `none`; and those below.
  *
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)
@@ -48,9 +47,11 @@
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
 #define TE_TAKES_linear_recipe TE_TOKEN
+#define TE_TAKES_linear_weights TE_TOKEN
 #define TE_TAKES_linear_shard TE_TOKEN
 #define TE_TAKES_linear_parts TE_INTEGER
 #define TE_TAKES_linear_first_part TE_INTEGER
+#define TE_BLOCK_WEIGHTS_linear(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_block_weights))
 #define TE_RECIPE_linear(model, op) ((int)TE_RECIPE_OPTION(op, (int)model##_recipe))
 #define TE_PARTS_linear(op) (TE_OPTION(op, parts, 1))
 #define TE_FIRST_PART_linear(op) (TE_OPTION(op, first_part, 1))
@@ -66,7 +67,8 @@
  * can be checked, only at run time */
 #define TE__FITS_FP8(width, recipe) ((width) < 0 || (width) % TE_FP8_COLUMNS(recipe) == 0)
 #define TE_CHECK_linear(model, op)                                                                              \
-    (static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,             \
+    (TE_CHECK_WEIGHTS(model, op)                                                                                \
+     static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none || (int)model##_names_recipe,             \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
                        ": an op with a recipe stands in a list that names one: (bf16, (recipe, none))");        \
      static_assert(TE_RECIPE_linear(model, op) == (int)TE_RECIPE_none ||                                        \

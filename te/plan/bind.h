@@ -227,8 +227,7 @@ TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *para
             param->frozen = param->fixed = (op->flags & TE_IS_FROZEN) != 0;
             param->last = op->op_class == TE_CLASS_norm || (op->flags & TE_SUMS);
             te__bind_shard(param, op, product);
-            param->takes_quantized =
-                plan->quantized && (op->op_class == TE_CLASS_gemm || (op->flags & TE_FROM_TOKENS));
+            param->weights = op->weights;
             if (info->tied || !params) continue;
             param->data = at, at += te__param_padded_bytes(info, param->dtype);
             if (grads) param->grad = grads, grads += te_round_up(info->rows * info->cols, TE_PARAM_ALIGN);
@@ -319,8 +318,8 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s has lost its gradients; bind the instance of %s.%s again, too", user->op, user->field,
                owner->op, owner->field);
-    TE_REQUIRE(!owner->quantized || user->takes_quantized, ctx, TE_ERROR_STATE,
-               "te_tie: %s.%s is quantized; the list of %s.%s lacks the option (weights, quantized)", owner->op,
+    TE_REQUIRE(!owner->quantized || user->weights != TE_BLOCK_none, ctx, TE_ERROR_STATE,
+               "te_tie: %s.%s is quantized; the list of %s.%s has no weights in few bits, (weights, ..)", owner->op,
                owner->field, user->op, user->field);
     user->data = owner->data, user->constant = owner->constant, user->with = owner;
     user->quantized = owner->quantized;

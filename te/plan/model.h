@@ -199,6 +199,8 @@ typedef struct te_op {
                                    * that value */
     int flags;                    /* the op's properties, a combination of flags such as TE_SAVES_INPUT */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
+    te_block_format weights;      /* the format of the op's weight in few bits, or `quantized`; none: it has no such
+                                   * weight */
     int stats;                    /* how many f32 statistics, such as mean and rstd, forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
     int parts;                    /* the columns of the op's output consist of this many parts, each of which is split
@@ -280,7 +282,7 @@ typedef struct te_fp8_ops {
 } te_fp8_ops;
 
 typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */
-/* The functions for quantized weights (te/quant/block_formats.h), of a list with the option (weights, quantized). The
+/* The functions for quantized weights (te/quant/block_formats.h), of a list whose weights are in few bits. The
  * library calls them only through this table, so a program whose lists do not name the option contains no such code. */
 typedef struct te_quantized_ops {
     size_t (*scratch)(const struct te_gemm *g);                     /* bytes of scratch memory that `product` needs */
@@ -334,7 +336,7 @@ typedef struct te_plan {
     int takes_dims; /* 1: the widths are symbols (dims.h); te_plan_set_dims makes a plan with numbers, which can run */
     const te_fp8_ops *fp8; /* the FP8 functions; null: the list names no recipe */
     const te_quantized_ops *quantized; /* the functions for quantized weights; null: the list does not have the option
-                                        * (weights, quantized) */
+                                        * (weights, ..) with quantized or a format of blocks */
     const te_training *(*training)(
         void); /* returns the functions for training; null: the list is for inference only, and has no forward or
                 * backward steps (inference.h) */
@@ -406,8 +408,8 @@ typedef struct te_param {
     uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); unused
                               * if tied */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
-    int takes_quantized;     /* 1: te_use_quantized may be called for the parameter, the weight of a linear or of an
-                              * embedding in a list with the option (weights, quantized) */
+    te_block_format weights; /* the format of blocks that te_use_quantized takes for the parameter, as the option
+                              * (weights, ..) of its op or list says; quantized: any; none: it takes none */
     const te_quantized_weight *quantized; /* the values in a quantized format (te_use_quantized), in which case `data`
                                            * is not read; null: the values are `data` */
 } te_param;

@@ -267,6 +267,7 @@ typedef enum te_produces {
  *     TE_WANTS_<family>(op)               number format in which its input should be stored       (TE_PRODUCES_list)
  *     TE_FLAGS_<family>(op)               TE_SAVES_INPUT, ... (model.h)                           (0)
  *     TE_RECIPE_<family>(model, op)       FP8 recipe of its GEMM, a te_recipe                     (TE_RECIPE_none)
+ *     TE_BLOCK_WEIGHTS_<family>(model, op) format of its weight in few bits, a te_block_format    (TE_BLOCK_none)
  *     TE_STATS_<family>(op)               how many f32 numbers forward saves for each row         (0)
  *     TE_CONTEXT_<family>(op)             its te_cp_form (context parallelism)                    (TE_CP_none)
  *     TE_PARAMS_<family>(op, in, out)     ((weight, rows, cols, init), ...)                       no parameters
@@ -300,6 +301,7 @@ typedef enum te_produces {
 #define TE_EXPERTS(op)         TE_TUPLE_OR(TE_FACT(EXPERTS, op)(op), 0)
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))
 
+#define TE_BLOCK_WEIGHTS(model, op) TE_TUPLE_OR(TE_FACT(BLOCK_WEIGHTS, op)(model, op), TE_BLOCK_none)
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
@@ -312,6 +314,12 @@ typedef enum te_produces {
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
+/* The option (weights, ..) of a list or an op as a te_block_format. TE_IN_BLOCKS: whether a weight of this format is in
+ * blocks, of few bits. */
+#define TE_WEIGHTS_OPTION(op, otherwise) TE_WEIGHTS_OPTION_(TE_OPTION(op, weights, (otherwise)))
+#define TE_WEIGHTS_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_WEIGHTS_NAMED)(value)
+#define TE_WEIGHTS_NAMED(token) TE_JOIN1(TE_BLOCK_, token)
+#define TE_IN_BLOCKS(format) ((int)(format) > (int)TE_BLOCK_bf16)
 /* The option (inputs, saved) of a list: forward saves the inputs of FP8 GEMMs even where backward could recompute
  * them. */
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
@@ -336,6 +344,16 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
                       TE_ARG1(op, 1) % (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1) == 0),                     \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
                       ": its vocabulary is no constant that (ranks, N) divides evenly; round it up to one");
+
+/* Check the option (weights, ..) of an op. */
+#define TE_CHECK_WEIGHTS(model, op)                                                                                   \
+    static_assert(!TE_HAS_OPTION(op, weights) ||                                                                      \
+                      ((int)model##_block_weights != (int)TE_BLOCK_none &&                                            \
+                       (TE_IN_BLOCKS(TE_WEIGHTS_OPTION(op, TE_BLOCK_none)) ||                                         \
+                        (int)TE_WEIGHTS_OPTION(op, TE_BLOCK_none) == (int)TE_BLOCK_none)),                            \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \
+                      ": (weights, ..) of an op is none or a format of blocks, in a list that has one, too: "         \
+                      "(bf16, (weights, quantized))");
 
 /* TE_OPTIONS_TYPE: the type of the struct that holds an op's options; it is te_no_options if the op has none.
  * TE_OPTIONS_VALUES: the initialiser of this struct. */

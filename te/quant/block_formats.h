@@ -22,33 +22,7 @@
 
 #include <math.h> /* fabsf, nearbyintf */
 
-#include "../core/dtype.h" /* te_float_of_f16, te_f16_of_float */
-
-/* X(token, values of a block, bytes of a block). A row of f32, f16 or bf16 may have any number of values. */
-#define TE_BLOCK_FORMATS(X)                                                                                           \
-    X(none, 1, 0)                                                                                                     \
-    X(f32, 1, 4)                                                                                                      \
-    X(f16, 1, 2)                                                                                                      \
-    X(bf16, 1, 2)                                                                                                     \
-    X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
-    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
-    X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
-    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */              \
-    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */                                    \
-    X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */    \
-    X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
-    X(q6_k, 256, 210)  /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */             \
-    X(mxfp4, 32, 17)   /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */                 \
-    X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */                                            \
-    X(int4_128, 128, 66)                                                                                              \
-    X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */     \
-    X(int4z_64, 64, 36)                                                                                               \
-    X(int4z_128, 128, 68)                                                                                             \
-    X(int8, 32, 32) /* int8 q[32]; behind the blocks of a row the row's scale in f32 (TE_BLOCK_ROW_SCALE bytes) */
-
-#define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
-typedef enum te_block_format { TE_BLOCK_FORMATS(TE_BLOCK_ENUM) TE_BLOCK_COUNT } te_block_format;
-#undef TE_BLOCK_ENUM
+#include "../core/dtype.h" /* TE_BLOCK_FORMATS, te_block_format, te_float_of_f16 */
 
 enum {
     TE_BLOCK_MAX_VALUES = 256, /* the largest number of values of a block */
@@ -132,10 +106,10 @@ TE_BOTH int te__block_is_int4(te_block_format f) {
 TE_API float te__half_of_e8m0(uint8_t e) {
     return te_float_of_bits(e == 255 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
-/* Twice the value of an E2M1 number. */
-TE_API int8_t te__e2m1_twice(int code) {
+/* Twice the values of the 16 E2M1 numbers. */
+TE_API const int8_t *te__e2m1_twice(void) {
     static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    return twice[code & 15];
+    return twice;
 }
 /* The number of values in a group, which have a common scale. Blocks of 64 and 128 values are several groups. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
@@ -204,7 +178,7 @@ TE_API void te__codes_int4(te__block_codes *c, const uint8_t *b, te_block_format
 TE_API void te__codes_mxfp4(te__block_codes *c, const uint8_t *b) {
     c->scale[0] = te__half_of_e8m0(b[0]), c->offset[0] = -0.0f;
     te__codes_32(c->q, b + 1, 0, 0);
-    for (int i = 0; i < 32; i++) c->q[i] = te__e2m1_twice(c->q[i]);
+    for (int i = 0; i < 32; i++) c->q[i] = te__e2m1_twice()[c->q[i]];
 }
 /* Unpack the block at b. f: any format with blocks of 32 values or more. The scale of int8, which is that of the row,
  * is left out: it is 1. */

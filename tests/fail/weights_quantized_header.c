@@ -1,4 +1,4 @@
-// expect: te: m: (weights, quantized) needs te/infer.h; te/te.h leaves its kernels out
+// expect: te: m: weights in few bits need te/infer.h; te/te.h leaves their kernels out
 #include "te/te.h"
 #ifdef TE_FIXED
 #include "te/infer.h"

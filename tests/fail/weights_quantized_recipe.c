@@ -1,4 +1,4 @@
-// expect: te: m: (weights, quantized) is of a list without a recipe
+// expect: te: m: weights in few bits are of a list without a recipe
 #include "te/te.h"
 #include "te/infer.h"
 #ifdef TE_FIXED

@@ -1,5 +1,5 @@
-// expect: te: m: (weights, quantized) is of a list for inference, TE_INFERENCE
-// Weights in few bits cannot be trained.
+// expect: te: m: weights in few bits are of a list for inference, TE_INFERENCE
+// They cannot be trained.
 #include "te/te.h"
 #include "te/infer.h"
 #ifdef TE_FIXED

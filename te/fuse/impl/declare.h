@@ -42,16 +42,11 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE_TAKES_list_rounding TE_TOKEN /* the option `rounding` of a list: how gradients are rounded when they are cast
                                          * to FP8, nearest or stochastic */
 #define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list: the format of the weight parameters of FP8
-                                        * GEMMs, f32 or the list's dtype; or quantized: weights may be in few bits
-                                        * (te_use_quantized) */
-enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_weights for the option (weights,
-                                         * quantized) */
-/* Expands to `yes` if the list whose options are `of` has the option (weights, quantized), else to `no`. */
-#define TE__IF_QUANTIZED(of, yes, no) TE_IF_MARKED(TE_JOIN1(TE__QUANTIZED_MARK_, TE_OPTION(of, weights, none)), yes, no)
-#define TE__QUANTIZED_MARK_quantized ,
-/* Which functions a list with the option (weights, quantized) has, and whether the program includes them.
- * te/fuse/quantized_weights.h defines both macros anew. */
-#define TE__QUANTIZED_OPS_OF(dtype) 0
+                                        * GEMMs, f32 or the list's dtype; or the format of weights in few bits
+                                        * (te_use_quantized): quantized, for any, or the name of a format of blocks */
+/* The functions for weights in few bits of a list whose weights are in them (takes: 1), and whether the program
+ * includes them. te/fuse/quantized_weights.h defines both macros anew. */
+#define TE__QUANTIZED_OPS_OF(dtype, takes) 0
 #define TE__HAS_QUANTIZED_OPS 0
 #define TE_TAKES_list_width TE_INTEGER
 #define TE_TAKES_list_rows TE_TOKEN /* the option `rows` of a list: the kind of rows of x and of an embedding's output,
@@ -115,7 +110,11 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
         name##_saves_inputs = (int)TE_INPUTS_OPTION(of),                                                            \
         name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                       \
         name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                              \
-        name##_weights = (int)TE_DTYPE_OPTION(of, weights, (int)name##_dtype),                                      \
+        name##_weights_option = (int)TE_WEIGHTS_OPTION(of, (int)TE_BLOCK_none),                                     \
+        name##_block_weights = TE_IN_BLOCKS(name##_weights_option) ? (int)name##_weights_option : (int)TE_BLOCK_none, \
+        name##_weights = (int)name##_weights_option == (int)TE_BLOCK_f32    ? (int)TE_f32                           \
+                         : (int)name##_weights_option == (int)TE_BLOCK_f16  ? (int)TE_f16                           \
+                         : (int)name##_weights_option == (int)TE_BLOCK_bf16 ? (int)TE_bf16 : (int)name##_dtype,     \
         name##_out_option = (int)TE_DTYPE_OPTION(of, out, -1),                                                      \
         name##_first_wants = TE_FOR(TE__FIRST_WANTS, links) 0,                                                      \
         name##_begin_begin_dtype = (int)TE_DTYPE_OPTION(of, in, (int)name##_first_wants),                           \
@@ -137,9 +136,9 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");   \
     static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),              \
                   "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");           \
-    static_assert((int)name##_weights != (int)TE_quantized || !(int)name##_names_recipe,                            \
-                  "te: " #name ": (weights, quantized) is of a list without a recipe");                             \
-    static_assert((int)name##_weights == (int)name##_dtype || (int)name##_weights == (int)TE_quantized ||           \
+    static_assert((int)name##_block_weights == (int)TE_BLOCK_none || !(int)name##_names_recipe,                     \
+                  "te: " #name ": weights in few bits are of a list without a recipe");                             \
+    static_assert((int)name##_weights == (int)name##_dtype ||                                                       \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
                        !TE_IS_ROWWISE(name##_recipe) && !TE_IS_MICROSCALED(name##_recipe)),                         \
                   "te: " #name ": (weights, ...) is f32 in a list with a recipe that trains in FP8 (fp8_delayed, "  \
@@ -166,8 +165,8 @@ enum { TE_quantized = TE_DTYPE_COUNT }; /* the value of the enumerator <list>_we
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
 #define TE__DECLARE_training(widths, link, name)                                                                   \
-    static_assert((int)name##_weights != (int)TE_quantized,                                                        \
-                  "te: " #name ": (weights, quantized) is of a list for inference, TE_INFERENCE");                 \
+    static_assert((int)name##_block_weights == (int)TE_BLOCK_none,                                                 \
+                  "te: " #name ": weights in few bits are of a list for inference, TE_INFERENCE");                 \
     typedef te_saved name##_saved;                                                                                 \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                       \
     link size_t name##_saved_bytes(TE__BEFORE_##widths(name) int64_t rows);                                        \

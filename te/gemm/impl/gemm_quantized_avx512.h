@@ -22,36 +22,59 @@
 /* A function with AVX-512 instructions, also in a program that is compiled for CPUs without them (te_isa). */
 #define TE__AVX512_FN TE__TARGET_AVX512 TE_FN
 
-/* ---- skinny: blocks of 32 values, four at a time ----------------------------------------------------------------- */
+/* ---- skinny: blocks of 32 to 128 values, four groups at a time --------------------------------------------------- */
 
 TE__AVX512_FN __m512i te__avx512_load(const void *p) { return _mm512_loadu_si512(p); }
 /* Returns the 512-bit register whose lower half is `low`, and whose upper half is `high`. */
 TE__AVX512_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
-/* Returns the 64 unsigned codes of two groups of 32 values. */
-TE__AVX512_FN __m512i te__avx512_codes(te__x86_group a, te__x86_group b, te_block_format f) {
-    if (te__x86_zero_bits(f) == 7)
-        return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
-    const __m128i first = _mm_loadu_si128((const __m128i *)a.codes), second = _mm_loadu_si128((const __m128i *)b.codes);
-    __m512i q = _mm512_castsi256_si512(_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
-    q = _mm512_srlv_epi64(_mm512_shuffle_i64x2(q, q, 0x50), _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
-    q = _mm512_and_si512(q, _mm512_set1_epi8(15));
-    if (f == TE_BLOCK_mxfp4) {
-        const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
-        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), q);
+/* Returns the 64 unsigned codes of two groups of 32 values, in q8_0 or int8. */
+TE__AVX512_FN __m512i te__avx512_bytes(te__weight_group a, te__weight_group b) {
+    return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
+}
+/* Returns one bit for each of the first 16 (at: 0) or the last 16 (at: 2) codes of four groups in q5_0 or q5_1. */
+TE__AVX512_FN __mmask64 te__avx512_fifth_bits(const te__weight_group b[4], int at) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 4; i++) bits |= (uint64_t)te__read_u16(b[i].codes - 4 + at) << 16 * i;
+    return (__mmask64)bits;
+}
+/* Unpacks the 128 unsigned codes of four groups, in a format with codes of 4 or 5 bits: q[0] gets the first 16 codes of
+ * group i in its 128 bits number i, q[1] the others. */
+TE__AVX512_FN void te__avx512_nibbles(__m512i q[2], const te__weight_group b[4], te_block_format f) {
+    const __m512i low4 = _mm512_set1_epi8(15);
+    __m512i x;
+    if (te__group_values(f) == 128)
+        x = te__avx512_load(b[0].codes);
+    else {
+        const __m128i *const p[4] = {(const __m128i *)b[0].codes, (const __m128i *)b[1].codes,
+                                     (const __m128i *)b[2].codes, (const __m128i *)b[3].codes};
+        x = te__avx512_pair(
+            _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(p[0])), _mm_loadu_si128(p[1]), 1),
+            _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(p[2])), _mm_loadu_si128(p[3]), 1));
     }
-    if (te__block_has_zero_point(f))
-        return _mm512_add_epi8(
-            q, te__avx512_pair(_mm256_set1_epi8((char)(16 - a.block[2])), _mm256_set1_epi8((char)(16 - b.block[2]))));
-    if (f != TE_BLOCK_q5_0 && f != TE_BLOCK_q5_1) return q;
-    uint32_t low, high;
-    memcpy(&low, a.codes - 4, 4), memcpy(&high, b.codes - 4, 4);
-    return _mm512_mask_add_epi8(q, (uint64_t)high << 32 | low, q, _mm512_set1_epi8(16));
+    q[0] = _mm512_and_si512(x, low4), q[1] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low4);
+    if (f == TE_BLOCK_mxfp4) {
+        const __m512i table = _mm512_broadcast_i32x4(
+            _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4));
+        q[0] = _mm512_shuffle_epi8(table, q[0]), q[1] = _mm512_shuffle_epi8(table, q[1]);
+    } else if (te__block_has_zero_point(f)) {
+        const __m512i zero =
+            te__group_values(f) == 128
+                ? _mm512_set1_epi8((char)(16 - b[0].block[2]))
+                : _mm512_shuffle_epi8(_mm512_setr_epi32(16 - b[0].block[2], 0, 0, 0, 16 - b[1].block[2], 0, 0, 0,
+                                                        16 - b[2].block[2], 0, 0, 0, 16 - b[3].block[2], 0, 0, 0),
+                                      _mm512_setzero_si512());
+        q[0] = _mm512_add_epi8(q[0], zero), q[1] = _mm512_add_epi8(q[1], zero);
+    } else if (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1) {
+        const __m512i sixteen = _mm512_set1_epi8(16);
+        q[0] = _mm512_mask_add_epi8(q[0], te__avx512_fifth_bits(b, 0), q[0], sixteen);
+        q[1] = _mm512_mask_add_epi8(q[1], te__avx512_fifth_bits(b, 2), q[1], sixteen);
+    }
 }
 /* Returns the scales d of the four groups b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
  * scales and offsets in turn: d0, m0, d1, m1, d2, m2, d3, m3. */
-TE__AVX512_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format f) {
+TE__AVX512_FN __m256 te__avx512_scales(const te__weight_group b[4], te_block_format f) {
     uint32_t w[4];
     uint16_t h[4];
     if (f == TE_BLOCK_int8) return _mm256_set1_ps(1.0f);
@@ -67,39 +90,25 @@ TE__AVX512_FN __m256 te__avx512_scales(const te__x86_group b[4], te_block_format
     return _mm256_castps128_ps256(
         _mm_cvtph_ps(_mm_setr_epi16((short)h[0], (short)h[1], (short)h[2], (short)h[3], 0, 0, 0, 0)));
 }
-/* Returns v[first] in the lower eight lanes and v[second] in the upper eight lanes. */
-TE__AVX512_FN __m512 te__avx512_spread(__m256 v, int first, int second) {
-    const __m512i lanes = te__avx512_pair(_mm256_set1_epi32(first), _mm256_set1_epi32(second));
+/* Returns v[lanes[i]] in lane i. */
+TE__AVX512_FN __m512 te__avx512_spread(__m256 v, __m512i lanes) {
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
 }
 typedef struct te__avx512_four {
-    __m512i q[2];
+    __m512i q[2]; /* in q8_0 and int8 two groups each, else as te__avx512_nibbles says */
     __m256 d;
 } te__avx512_four; /* four groups */
-/* Unpack the block of 128 values at b, which is in int4_128 or int4z_128. */
-TE__AVX512_FN te__avx512_four te__avx512_unpack_128(const uint8_t *b, te_block_format f) {
-    const __m512i low4 = _mm512_set1_epi8(15), x = te__avx512_load(b + te__x86_codes_at(f));
-    /* 16 bytes of each group: its first 16 codes in the low halves, the others in the high ones */
-    const __m512i low = _mm512_and_si512(x, low4), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low4);
-    te__avx512_four u;
-    u.q[0] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
-    u.q[1] = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
-    if (te__block_has_zero_point(f)) {
-        const __m512i zero = _mm512_set1_epi8((char)(16 - b[2]));
-        u.q[0] = _mm512_add_epi8(u.q[0], zero), u.q[1] = _mm512_add_epi8(u.q[1], zero);
-    }
-    u.d = te__x86_f16(b);
-    return u;
-}
-/* Unpack the `count` (1 to 4) groups of the weight's row at w from number `at` on. If there are fewer than four, the
+/* Unpack the `count` (1 to 4) groups at w, where a block begins. If there are fewer than four, the
  * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
-TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int64_t at, int count, te_block_format f) {
-    te__x86_group b[4];
+TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int count, te_block_format f) {
+    te__weight_group b[4];
     te__avx512_four u;
-    if (te__x86_values(f) == 128) return te__avx512_unpack_128(w + at / 4 * te__x86_bytes(f), f);
-    for (int i = 0; i < 4; i++) b[i] = te__x86_group_at(w, at + (i < count ? i : count - 1), f);
-    u.q[0] = te__avx512_codes(b[0], b[1], f), u.q[1] = te__avx512_codes(b[2], b[3], f);
-    u.d = te__avx512_scales(b, f);
+    for (int i = 0; i < 4; i++) b[i] = te__group_at(w, i < count ? i : count - 1, f);
+    if (te__x86_zero_bits(f) == 7)
+        u.q[0] = te__avx512_bytes(b[0], b[1]), u.q[1] = te__avx512_bytes(b[2], b[3]);
+    else
+        te__avx512_nibbles(u.q, b, f);
+    u.d = te__group_values(f) == 128 ? te__x86_f16(w) : te__avx512_scales(b, f);
     return u;
 }
 typedef struct te__avx512_sums {
@@ -114,7 +123,9 @@ TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u,
     const __mmask8 there = (__mmask8)((1 << count) - 1);
     const int bits = te__x86_zero_bits(f);
     const __m128 scale = _mm_maskz_loadu_ps(there, a->scale + at);
-    __m512i even = _mm512_setzero_si512(), odd = even;
+    const int8_t *y = a->q + at * TE__GROUP;
+    const __m512i y0 = te__avx512_load(y), y1 = te__avx512_load(y + 64);
+    __m512i sums = _mm512_setzero_si512(); /* in the first four lanes */
     __m256 d;
     if (bits < 0) { /* d0 scale0, m0 sum0, d1 scale1, ... */
         const __m128 sum = _mm_maskz_loadu_ps(there, a->scaled_sum + at);
@@ -123,36 +134,51 @@ TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u,
         s->m = _mm256_add_ps(s->m, d);
     } else {
         d = _mm256_castps128_ps256(_mm_mul_ps(_mm256_castps256_ps128(u->d), scale));
-        const __m128i sums = _mm_slli_epi32(_mm_loadu_si128((const __m128i *)(a->minus_sum + at)), bits < 0 ? 0 : bits);
-        const __m512i wide = _mm512_castsi128_si512(sums);
-        even =
-            _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_setzero_si256(), _mm256_set1_epi32(1)), wide);
-        odd = _mm512_maskz_permutexvar_epi32(0x0101, te__avx512_pair(_mm256_set1_epi32(2), _mm256_set1_epi32(3)), wide);
+        sums = _mm512_castsi128_si512(
+            _mm_slli_epi32(_mm_loadu_si128((const __m128i *)(a->minus_sum + at)), bits < 0 ? 0 : bits));
     }
-    const int8_t *y = a->q + at * TE__GROUP;
-    even = _mm512_dpbusd_epi32(even, u->q[0], te__avx512_load(y));
-    odd = _mm512_dpbusd_epi32(odd, u->q[1], te__avx512_load(y + 64));
+    if (bits == 7) {
+        const __m512i first = te__avx512_pair(_mm256_setzero_si256(), _mm256_set1_epi32(1)),
+                      second = te__avx512_pair(_mm256_set1_epi32(2), _mm256_set1_epi32(3));
+        const __m512i even =
+            _mm512_dpbusd_epi32(_mm512_maskz_permutexvar_epi32(0x0101, first, sums), u->q[0], y0);
+        const __m512i odd =
+            _mm512_dpbusd_epi32(_mm512_maskz_permutexvar_epi32(0x0101, second, sums), u->q[1], y1);
+        s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), te__avx512_spread(d, first), s->even);
+        s->odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), te__avx512_spread(d, second), s->odd);
+        return;
+    }
+    /* The codes of group i lie in the 128 bits number i, so its activations are brought there, too. */
     const int step = bits < 0 ? 2 : 1;
-    s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(even), te__avx512_spread(d, 0, step), s->even);
-    s->odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), te__avx512_spread(d, 2 * step, 3 * step), s->odd);
+    const __m512i lanes = te__avx512_pair(_mm256_setr_epi32(0, 0, 0, 0, step, step, step, step),
+                                          _mm256_setr_epi32(2 * step, 2 * step, 2 * step, 2 * step, 3 * step, 3 * step,
+                                                            3 * step, 3 * step));
+    __m512i dot = bits < 0 ? sums : _mm512_maskz_permutexvar_epi32(0x1111, lanes, sums);
+    dot = _mm512_dpbusd_epi32(dot, u->q[0], _mm512_shuffle_i64x2(y0, y1, 0x88));
+    dot = _mm512_dpbusd_epi32(dot, u->q[1], _mm512_shuffle_i64x2(y0, y1, 0xdd));
+    s->even = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), te__avx512_spread(d, lanes), s->even);
 }
-/* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
- * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
+/* For formats with blocks of 32, 64 or 128 values, four groups at a time: sets out[i] to the dot product of the
+ * weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
 TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
                                          int count, te_block_format f) {
-    const int64_t blocks = a->k / TE__GROUP;
+    const int64_t groups = a->k / TE__GROUP;
+    const int bytes = 4 * TE__GROUP * te__group_bytes(f) / te__group_values(f);
     te__avx512_sums s[TE__SKINNY_COLUMNS];
-    int64_t b = 0;
-    for (int r = 0; r < count; r++) s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
-    for (; b + 3 < blocks; b += 4) {
-        const te__avx512_four u = te__avx512_unpack(w, b, 4, f);
-        te__x86_prefetch(te__x86_group_at(w, b, f).block, 4 * TE__GROUP * te__x86_bytes(f) / te__x86_values(f));
-        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, 4, f);
+    int64_t at[TE__SKINNY_COLUMNS], b = 0;
+    for (int r = 0; r < count; r++) {
+        s[r].even = s[r].odd = _mm512_setzero_ps(), s[r].m = _mm256_setzero_ps();
+        at[r] = row[r] * groups;
     }
-    if (b < blocks) {
-        const int rest = (int)(blocks - b);
-        const te__avx512_four u = te__avx512_unpack(w, b, rest, f);
-        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, row[r] * blocks + b, rest, f);
+    for (; b + 3 < groups; b += 4, w += bytes) {
+        const te__avx512_four u = te__avx512_unpack(w, 4, f);
+        te__x86_prefetch(w, bytes);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, at[r] + b, 4, f);
+    }
+    if (b < groups) {
+        const int rest = (int)(groups - b);
+        const te__avx512_four u = te__avx512_unpack(w, rest, f);
+        for (int r = 0; r < count; r++) te__avx512_step(&s[r], &u, a, at[r] + b, rest, f);
     }
     for (int r = 0; r < count; r++) {
         const __m512 sum = _mm512_add_ps(s[r].even, s[r].odd);
@@ -301,7 +327,7 @@ TE_FN int te__x86_zero(te_block_format f) {
  * weight). f: the weight's format, a compile-time constant. */
 TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, int kk, te_block_format f) {
     const int is_k = f == TE_BLOCK_q4_k || f == TE_BLOCK_q5_k || f == TE_BLOCK_q6_k;
-    const int groups = (is_k ? (int)TE_BLOCK_MAX_VALUES : te__x86_values(f)) / (int)TE__GROUP;
+    const int groups = (is_k ? (int)TE_BLOCK_MAX_VALUES : te__group_values(f)) / (int)TE__GROUP;
     const int bytes = te_block_bytes(f), signed_codes = te__x86_zero_bits(f) == 7;
     for (int at = 0; at < kk; at += groups * TE__GROUP, w += bytes) {
         uint8_t scale[8], min[8];
@@ -313,7 +339,7 @@ TE__AVX512_FN void te__x86_panel_row(te__x86_panel *p, int r, const uint8_t *w, 
         for (int g = 0; g < groups; g++) {
             const int group = at / TE__GROUP + g;
             uint32_t q[TE__GROUP / 4];
-            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_codes_32(te__x86_group_at(w, g, f), f);
+            const __m256i codes = is_k ? te__x86_codes_k(w, g, f) : te__x86_codes_32(te__group_at(w, g, f), f);
             _mm256_storeu_si256((__m256i *)q, signed_codes ? _mm256_xor_si256(codes, _mm256_set1_epi8(-128)) : codes);
             for (int i = 0; i < TE__GROUP / 4; i++) memcpy(p->q[group * (TE__GROUP / 4) + i][r], &q[i], 4);
             if (f == TE_BLOCK_q6_k)

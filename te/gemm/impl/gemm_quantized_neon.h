@@ -42,7 +42,7 @@ TE_FN int32x4_t te__neon_dot(int32x4_t sum, te__neon_codes q, const int8_t *y) {
     return te__neon_dot16(te__neon_dot16(sum, q.first, vld1q_s8(y)), q.second, vld1q_s8(y + 16));
 }
 
-/* ---- blocks of 32 values ----------------------------------------------------------------------------------------- */
+/* ---- blocks of 32 to 128 values ---------------------------------------------------------------------------------- */
 
 TE_FN te__neon_codes te__neon_subtract(uint8x16_t first, uint8x16_t second, int zero) {
     te__neon_codes q;
@@ -56,48 +56,68 @@ TE_FN uint8x16_t te__neon_fifth_bits(const uint8_t *p) {
     const uint8x16_t bits = vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1]));
     return vandq_u8(vtstq_u8(bits, vld1q_u8(bit)), vdupq_n_u8(16));
 }
-/* Returns the 32 codes of the block at b, in a format with blocks of 32 values. */
-TE_FN te__neon_codes te__neon_unpack(const uint8_t *b, te_block_format f) {
+/* Returns the 32 codes of a group, in a format with blocks of 32, 64 or 128 values; those of mxfp4 are twice the E2M1
+ * numbers. */
+TE_FN te__neon_codes te__neon_unpack(te__weight_group g, te_block_format f) {
     te__neon_codes q;
-    if (f == TE_BLOCK_q8_0) {
-        q.first = vld1q_s8((const int8_t *)b + 2), q.second = vld1q_s8((const int8_t *)b + 18);
+    if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) {
+        q.first = vld1q_s8((const int8_t *)g.codes), q.second = vld1q_s8((const int8_t *)g.codes + 16);
         return q;
     }
-    const int low = f == TE_BLOCK_q4_0 ? 2 : f == TE_BLOCK_q4_1 ? 4 : f == TE_BLOCK_q5_0 ? 6 : 8;
-    const uint8x16_t x = vld1q_u8(b + low);
+    const uint8x16_t x = vld1q_u8(g.codes);
     uint8x16_t first = vandq_u8(x, vdupq_n_u8(15)), second = vshrq_n_u8(x, 4);
+    if (f == TE_BLOCK_mxfp4) {
+        const int8x16_t table = vld1q_s8(te__e2m1_twice());
+        q.first = vqtbl1q_s8(table, first), q.second = vqtbl1q_s8(table, second);
+        return q;
+    }
     if (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1) {
-        const uint8_t *bits = b + low - 4;
+        const uint8_t *bits = g.codes - 4;
         first = vorrq_u8(first, te__neon_fifth_bits(bits)), second = vorrq_u8(second, te__neon_fifth_bits(bits + 2));
     }
-    return te__neon_subtract(first, second, f == TE_BLOCK_q4_0 ? 8 : f == TE_BLOCK_q5_0 ? 16 : 0);
+    const int zero = f == TE_BLOCK_q4_1 || f == TE_BLOCK_q5_1 ? 0
+                     : f == TE_BLOCK_q5_0                     ? 16
+                     : te__block_has_zero_point(f)            ? g.block[2]
+                                                              : 8;
+    return te__neon_subtract(first, second, zero);
 }
-/* Returns the f16 numbers at p, p + stride, p + 2 stride and p + 3 stride as floats. */
-TE_FN float32x4_t te__neon_f16(const uint8_t *const p[4], int at) {
+/* Returns the f16 numbers at the offset `at` of the four groups' blocks, as floats. */
+TE_FN float32x4_t te__neon_f16(const te__weight_group g[4], int at) {
     uint16_t h[4];
-    for (int i = 0; i < 4; i++) memcpy(&h[i], p[i] + at, sizeof h[i]);
+    for (int i = 0; i < 4; i++) memcpy(&h[i], g[i].block + at, sizeof h[i]);
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
 }
-/* For formats with blocks of 32 values, four blocks at a time: sets out[i] to the dot product of the weight's row at w
- * and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. */
+/* Returns the scales of the four groups, by which their codes are multiplied; in int8, whose scale is that of the row,
+ * they are 1. */
+TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f) {
+    float d[4];
+    if (f == TE_BLOCK_int8) return vdupq_n_f32(1.0f);
+    if (f != TE_BLOCK_mxfp4) return te__neon_f16(g, 0);
+    for (int i = 0; i < 4; i++) d[i] = te__half_of_e8m0(g[i].block[0]);
+    return vld1q_f32(d);
+}
+/* For formats with blocks of 32, 64 or 128 values, four groups of 32 values at a time: sets out[i] to the dot product
+ * of the weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant.
+ */
 TE_FN void te__neon_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                te_block_format f) {
-    const int64_t blocks = a->k / TE__GROUP;
-    const int bytes = te_block_bytes(f), has_offset = te__block_has_offset(f);
+    const int64_t groups = a->k / TE__GROUP;
+    const int has_offset = te__block_has_offset(f), bytes = 4 * TE__GROUP * te__group_bytes(f) / te__group_values(f);
     const int32x4_t zero = vdupq_n_s32(0);
     float32x4_t sum[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) sum[r] = vdupq_n_f32(0.0f);
-    for (int64_t b = 0; b < blocks; b += 4, w += 4 * bytes) {
-        /* In place of each block beyond the row's end the last one is multiplied again, by a scale of 0. */
-        const int there = (int)te_min(4, blocks - b);
+    for (int64_t b = 0; b < groups; b += 4) {
+        /* In place of each group beyond the row's end the last one is multiplied again, by a scale of 0. */
+        const int there = (int)te_min(4, groups - b);
         const int64_t at[4] = {0, te_min(1, there - 1), te_min(2, there - 1), te_min(3, there - 1)};
-        const uint8_t *const p[4] = {w, w + at[1] * bytes, w + at[2] * bytes, w + at[3] * bytes};
-        const te__neon_codes q0 = te__neon_unpack(p[0], f), q1 = te__neon_unpack(p[1], f),
-                             q2 = te__neon_unpack(p[2], f), q3 = te__neon_unpack(p[3], f);
-        const float32x4_t d = te__neon_f16(p, 0), m = has_offset ? te__neon_f16(p, 2) : d;
-        for (int i = 0; i < 4 * bytes; i += 64) __builtin_prefetch((const char *)w + TE__NEON_AHEAD + i);
+        const te__weight_group g[4] = {te__group_at(w, b, f), te__group_at(w, b + at[1], f),
+                                       te__group_at(w, b + at[2], f), te__group_at(w, b + at[3], f)};
+        const te__neon_codes q0 = te__neon_unpack(g[0], f), q1 = te__neon_unpack(g[1], f),
+                             q2 = te__neon_unpack(g[2], f), q3 = te__neon_unpack(g[3], f);
+        const float32x4_t d = te__neon_scales(g, f), m = has_offset ? te__neon_f16(g, 2) : d;
+        for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)g[0].block + TE__NEON_AHEAD + i);
         for (int r = 0; r < count; r++) {
-            const int64_t first = row[r] * blocks + b;
+            const int64_t first = row[r] * groups + b;
             const int8_t *y = a->q + first * TE__GROUP;
             const int32x4_t d01 = vpaddq_s32(te__neon_dot(zero, q0, y), te__neon_dot(zero, q1, y + at[1] * TE__GROUP));
             const int32x4_t d23 = vpaddq_s32(te__neon_dot(zero, q2, y + at[2] * TE__GROUP),
@@ -193,10 +213,10 @@ TE_FN void te__neon_columns(float *out, const uint8_t *w, const te__activations 
 }
 #define TE__NEON_KERNELS(f) TE__COLUMNS_KERNELS(neon, , f)
 #define TE__NEON_CASE(f) TE__COLUMNS_CASE(neon, f)
-TE__GGUF_FORMATS(TE__NEON_KERNELS)
-/* The kernel for format f and 1, 2 or 4 rows of A; null: there is none, and plain C multiplies. */
+TE__INTEGER_FORMATS(TE__NEON_KERNELS)
+/* The kernel for format f and 1, 2 or 4 rows of A. */
 TE_API te__columns_kernel *te__neon_kernel(te_block_format f, int count) {
-    switch ((int)f) { TE__GGUF_FORMATS(TE__NEON_CASE) }
+    switch ((int)f) { TE__INTEGER_FORMATS(TE__NEON_CASE) }
     return 0;
 }
 

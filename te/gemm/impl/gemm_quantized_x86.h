@@ -89,25 +89,6 @@ typedef struct te__x86_block {
     __m256 d, m;
 } te__x86_block;
 
-/* Where the codes of a block begin, behind its scales and, in q5_0 and q5_1, the codes' highest bits. */
-TE_FN int te__x86_codes_at(te_block_format f) {
-    return f == TE_BLOCK_int8                                  ? 0
-           : f == TE_BLOCK_mxfp4                               ? 1
-           : f == TE_BLOCK_q4_1 || te__block_has_zero_point(f) ? 4
-           : f == TE_BLOCK_q5_0                                ? 6
-           : f == TE_BLOCK_q5_1                                ? 8
-                                                               : 2;
-}
-/* The number of values of a block, and its number of bytes; as te_block_values, but known at compile time. */
-TE_FN int te__x86_values(te_block_format f) {
-    return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4z_64     ? 64
-           : f == TE_BLOCK_int4_128 || f == TE_BLOCK_int4z_128 ? 128
-                                                               : 32;
-}
-TE_FN int te__x86_bytes(te_block_format f) {
-    const int codes = f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8 ? 32 : te__x86_values(f) / 2;
-    return te__x86_codes_at(f) + codes;
-}
 /* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
  * for q8_0 and int8, 3 for q4_0 and int4, 4 for q5_0, int4z and mxfp4; -1 for formats without a zero point, which have
  * an offset m instead (value = d code + m). To the codes of int4z 16 minus the zero point of the block is added when
@@ -117,17 +98,6 @@ TE_FN int te__x86_zero_bits(te_block_format f) {
            : f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8                                 ? 7
            : f == TE_BLOCK_q5_0 || f == TE_BLOCK_mxfp4 || te__block_has_zero_point(f) ? 4
                                                                                       : 3;
-}
-/* One group of 32 values: the block in which it lies, and where its codes begin. */
-typedef struct te__x86_group {
-    const uint8_t *block, *codes;
-} te__x86_group;
-/* Group number i of the blocks at w, in a format whose blocks have 32, 64 or 128 values. */
-TE_FN te__x86_group te__x86_group_at(const uint8_t *w, int64_t i, te_block_format f) {
-    const int groups = te__x86_values(f) / TE__GROUP;
-    te__x86_group g;
-    g.block = w + i / groups * te__x86_bytes(f), g.codes = g.block + te__x86_codes_at(f) + i % groups * 16;
-    return g;
 }
 TE__AVX2_FN __m256i te__x86_nibbles(const uint8_t *p) {
     const __m128i x = _mm_loadu_si128((const __m128i *)p);
@@ -153,14 +123,14 @@ TE__AVX2_FN __m256i te__x86_e2m1(__m256i q) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), q);
 }
 /* The 32 codes of a group, as unsigned numbers; those of q8_0 and int8 are signed. */
-TE__AVX2_FN __m256i te__x86_codes_32(te__x86_group g, te_block_format f) {
+TE__AVX2_FN __m256i te__x86_codes_32(te__weight_group g, te_block_format f) {
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) return te__x86_load(g.codes);
     const __m256i q = te__x86_nibbles(g.codes);
     if (f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1) return te__x86_fifth_bits(q, g.codes - 4);
     if (f == TE_BLOCK_mxfp4) return te__x86_e2m1(q);
     return te__block_has_zero_point(f) ? _mm256_add_epi8(q, _mm256_set1_epi8((char)(16 - g.block[2]))) : q;
 }
-TE__AVX2_FN te__x86_block te__x86_unpack(te__x86_group g, te_block_format f) {
+TE__AVX2_FN te__x86_block te__x86_unpack(te__weight_group g, te_block_format f) {
     te__x86_block u;
     if (f == TE_BLOCK_int8)
         u.d = _mm256_set1_ps(1.0f);
@@ -202,14 +172,14 @@ TE__AVX2_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__acti
     __m256 even[TE__SKINNY_COLUMNS], odd[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) even[r] = odd[r] = _mm256_setzero_ps();
     for (int64_t b = 0; b + 1 < groups; b += 2) {
-        const te__x86_group first = te__x86_group_at(w, b, f), second = te__x86_group_at(w, b + 1, f);
+        const te__weight_group first = te__group_at(w, b, f), second = te__group_at(w, b + 1, f);
         const te__x86_block u = te__x86_unpack(first, f), v = te__x86_unpack(second, f);
-        te__x86_prefetch(first.codes, 2 * TE__GROUP * te__x86_bytes(f) / te__x86_values(f));
+        te__x86_prefetch(first.codes, 2 * TE__GROUP * te__group_bytes(f) / te__group_values(f));
         for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * groups + b, f);
         for (int r = 0; r < count; r++) odd[r] = te__x86_step(odd[r], v, a, row[r] * groups + b + 1, f);
     }
     if (groups % 2) {
-        const te__x86_block u = te__x86_unpack(te__x86_group_at(w, groups - 1, f), f);
+        const te__x86_block u = te__x86_unpack(te__group_at(w, groups - 1, f), f);
         for (int r = 0; r < count; r++) even[r] = te__x86_step(even[r], u, a, row[r] * groups + groups - 1, f);
     }
     for (int r = 0; r < count; r++) out[r] = te__x86_total(_mm256_add_ps(even[r], odd[r]));

@@ -148,12 +148,45 @@ TE_API te_status te__activations_of(const te__activations *a, const void *x, te_
     return te__activations_quantize_launch(ctx, te__grid_of(a->m, 1), &args);
 }
 
+/* ---- the weight's groups ----------------------------------------------------------------------------------------- */
+
+/* Where the codes of a block begin, behind its scales and, in q5_0 and q5_1, the codes' highest bits. */
+TE_FN int te__group_codes_at(te_block_format f) {
+    return f == TE_BLOCK_int8                                  ? 0
+           : f == TE_BLOCK_mxfp4                               ? 1
+           : f == TE_BLOCK_q4_1 || te__block_has_zero_point(f) ? 4
+           : f == TE_BLOCK_q5_0                                ? 6
+           : f == TE_BLOCK_q5_1                                ? 8
+                                                               : 2;
+}
+/* The number of values of a block, and its number of bytes; as te_block_values, but known at compile time. */
+TE_FN int te__group_values(te_block_format f) {
+    return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4z_64     ? 64
+           : f == TE_BLOCK_int4_128 || f == TE_BLOCK_int4z_128 ? 128
+                                                               : 32;
+}
+TE_FN int te__group_bytes(te_block_format f) {
+    const int codes = f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8 ? 32 : te__group_values(f) / 2;
+    return te__group_codes_at(f) + codes;
+}
+/* One group of 32 values: the block in which it lies, and where its codes begin. */
+typedef struct te__weight_group {
+    const uint8_t *block, *codes;
+} te__weight_group;
+/* Group number i of the blocks at w, in a format whose blocks have 32, 64 or 128 values. */
+TE_FN te__weight_group te__group_at(const uint8_t *w, int64_t i, te_block_format f) {
+    const int groups = te__group_values(f) / TE__GROUP;
+    te__weight_group g;
+    g.block = w + i / groups * te__group_bytes(f), g.codes = g.block + te__group_codes_at(f) + i % groups * 16;
+    return g;
+}
+
 /* ---- kernels of products ----------------------------------------------------------------------------------------- */
 
 /* X(token) for each format whose rows are multiplied by rounded activations. */
-#define TE__GGUF_FORMATS(X) X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k)
-#define TE__INTEGER_FORMATS(X) \
-    TE__GGUF_FORMATS(X) X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
+#define TE__INTEGER_FORMATS(X)                                                                             \
+    X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) X(mxfp4) X(int4_64) X(int4_128)        \
+    X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
 
 enum { TE__SKINNY_COLUMNS = 4 }; /* the most rows of A by which a row of the weight is multiplied at a time */
 /* A skinny kernel for one format: sets out[i] to the dot product of the weight's row at w and row row[i] of the
