@@ -1,4 +1,5 @@
-/* moe.h -- the ops of a mixture of experts: router, expert_linear, expert_bias and combine.
+/* moe.h -- the ops of a mixture of experts: router, expert_linear, expert_bias and combine; and head_linear, whose
+ * products are computed by the same kernels.
  *
  * Do this:
  *     #include "te/te.h"        // or te/infer.h, for inference only
@@ -14,6 +15,7 @@
 #define TE_MOE_H
 
 #include "ops/expert_linear.h"  /* expert_linear, expert_bias */
+#include "ops/head_linear.h"    /* head_linear */
 #include "ops/router.h"         /* router, combine */
 #include "ops/router_balance.h" /* te_router_counts, te_router_balance */
 
