@@ -2,6 +2,7 @@
 #include "harness.h"
 #include "te/layers.h"
 #include "te/moe.h"
+#include "te/ops/activation.h"
 #include "te/ops/attention.h"
 #include "te/ops/elementwise.h"
 #include "te/ops/join.h"
@@ -26,6 +27,24 @@ TEST_CASE("a linear for each head", "[latent_attention]") {
         check(*s, shape(1, 1));
         check(*s, shape(1, 7));
         check(*s, shape(2, 33));
+        check_gradients_of_reference(*s, shape(1, 3));
+    }
+}
+
+// ---- whole blocks, and the absorbed form ----
+
+// heads, q_lora, kv_lora, unrotated, rotated, value
+#define SMALL_SIZES (2, 24, 32, 16, 8, 24)
+#define SMALL_ROPE ((base, 1000.0f), (interleaved, 1))
+MODEL(deepseek, f32, TE_DEEPSEEK_BLOCK(b, 40, SMALL_SIZES, SMALL_ROPE, 16, 32, 8, (top_k, 3), (groups, 4), (groups_kept, 2), (factor, 2.5f)))
+MODEL(deepseek_bf16, bf16, TE_DEEPSEEK_BLOCK(b, 40, SMALL_SIZES, SMALL_ROPE, 16, 32, 8, (top_k, 3), (groups, 4), (groups_kept, 2), (factor, 2.5f)))
+
+TEST_CASE("a block of DeepSeek", "[latent_attention]") {
+    for (const subject *s : {&deepseek_subject, &deepseek_bf16_subject}) {
+        check(*s, shape(1, 1));
+        shape at(2, 7);
+        at.position = 5;
+        check(*s, at);
         check_gradients_of_reference(*s, shape(1, 3));
     }
 }

@@ -62,7 +62,7 @@ TE_API te_cache_config te_cache_defaults(void) {
 
 /* A layer: the part of the cache that contains the keys and values of one attention of a model. Each page of the cache
  * has a part for each layer. It contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
- * values, [kv_heads, page_rows, value_dim], in the format with which the attention was declared
+ * values, [kv_heads, page_rows, value_dim] (unless these are parts of the keys, values_in_keys), in the format with which the attention was declared
  * (te_attention_cache). */
 typedef struct te_cache_layer {
     const te_model *model;
@@ -137,7 +137,8 @@ TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
 TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     const te_attention_options *o = te__cached_options(op);
     const int format = (int)te__cache_format_of(op);
-    return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + te__cache_row_size(o->value_dim, format)) *
+    const int of_value = o->stored_value_dim ? te__cache_row_size(o->stored_value_dim, format) : 0;
+    return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + of_value) *
            (int64_t)te__cache_element_bytes((te_cache_format)format, dtype);
 }
 /* Replaces page_rows and pages of the config, if they are 0, by the numbers that 0 stands for. */

@@ -21,7 +21,7 @@
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
- * columns, in v as well; therefore value_dim must then be a multiple of head_dim.
+ * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` no kernel is fused.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -68,7 +68,8 @@
                        TE__ROTARY(op) <= (TE_ARG3(op, 0)) - TE__ROPE_FIRST(op),                                        \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
                       ": rotary_dim must be even and no larger than head_dim, without the dimensions before first");   \
-     static_assert(TE__ROPE_VALUE(op) >= 1 && (256 % (TE_ARG3(op, 1)) || TE__ROPE_VALUE(op) % (TE_ARG3(op, 1)) == 0),  \
+     static_assert(TE__ROPE_VALUE(op) >= 1 && (TE__ROPE_FIRST(op) || 256 % (TE_ARG3(op, 1)) ||                         \
+                                               TE__ROPE_VALUE(op) % (TE_ARG3(op, 1)) == 0),                            \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
                       ": value_dim must be positive and, where head_dim divides 256, a multiple of it");               \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
