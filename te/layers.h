@@ -38,15 +38,17 @@
     TE__LAYERS_OUT(b, H, F)
 #define TE_RMSNORM_GATED_MLP(b, GATED, H, F) \
     (rmsnorm, b##_norm, H), (linear, b##_fc1, H, 2 * (F)), (GATED, b##_act), (linear, b##_fc2, F, H)
-/* Multi-head latent attention, MLA (DeepSeek-V2, DeepSeek-AI 2024), of a normed input. Keys and values are computed from
- * a latent vector of KV columns, and all heads share the R rotated columns of the keys. SIZES: (HEADS, Q, KV, N, R, V),
- * where a head of q and k has N columns and behind them R rotated ones, a head of v has V, and Q is the width of the
- * compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, with Q 0. ROPE: the options
- * of rope, in parentheses; the files of DeepSeek are interleaved. The arguments after ROPE are options of attention.
- * Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a, b_kv_norm, b_k_b, b_v_b,
- * b_proj. This form expands keys and values.
- *     TE_MLA(b0, TE_MLA_QUERY_LORA, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)), (causal,
- *     1)) */
+#define TE__LAYERS_OUT(b, H, F) (linear, b##_fc2, F, H), (bias, b##_fc2_bias, H)
+
+/* Multi-head latent attention, MLA (DeepSeek-V2, DeepSeek-AI 2024), of a normed input. Keys and values are computed
+ * from a latent vector of KV columns, and all heads share the R rotated columns of the keys. SIZES: (HEADS, Q, KV, N,
+ * R, V), where a head of q and k has N columns and behind them R rotated ones, a head of v has V, and Q is the width
+ * of the compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, with Q 0. ROPE:
+ * the options of rope, in parentheses; the files of DeepSeek are interleaved. The arguments after ROPE are options of
+ * attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a, b_kv_norm,
+ * b_k_b, b_v_b, b_proj. This form expands keys and values.
+ *     TE_MLA(b0, TE_MLA_QUERY_LORA, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)),
+ *            (causal, 1)) */
 #define TE_MLA(b, QUERY, H, SIZES, ROPE, ...) TE__LAYERS_MLA(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
 /* The same function with the same parameters in the absorbed form, for inference (te/moe.h): q is multiplied by b_k_b,
  * and the attention's output by b_v_b, so that the cache has only the KV + R columns of the latent vector and the
@@ -56,7 +58,6 @@
 #define TE_MLA_QUERY(b, H, Q, OUT) (linear, b##_q_b, H, OUT)
 #define TE_MLA_QUERY_LORA(b, H, Q, OUT) \
     (linear, b##_q_a, H, Q), (rmsnorm, b##_q_norm, Q, (eps, 1e-6f)), (linear, b##_q_b, Q, OUT)
-#define TE__LAYERS_OUT(b, H, F) (linear, b##_fc2, F, H), (bias, b##_fc2_bias, H)
 
 /* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
@@ -130,11 +131,11 @@
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
 
-/* DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437): latent attention (TE_MLA), and E experts, of which a token is sent to
- * some by its sigmoid scores plus a learnt bias, beside an MLP for all tokens, the shared experts. F: the inner size of
- * an expert; SHARED: that of the shared experts together. The arguments after E are options of the router:
- *     TE_DEEPSEEK_BLOCK(b0, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)), 2048, 2048, 256,
- *                       (top_k, 8), (groups, 8), (groups_kept, 4), (factor, 2.5f))
+/* DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437): latent attention (TE_MLA), and E experts, of which a token is sent
+ * to some by its sigmoid scores plus a learnt bias, beside an MLP for all tokens, the shared experts. F: the inner size
+ * of an expert; SHARED: that of the shared experts together. The arguments after E are options of the router:
+ *     TE_DEEPSEEK_BLOCK(b0, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)), 2048, 2048,
+ *                       256, (top_k, 8), (groups, 8), (groups_kept, 4), (factor, 2.5f))
  * Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2, b_shared_fc1, b_shared_act, b_shared_fc2. */
 #define TE_DEEPSEEK_BLOCK(b, H, SIZES, ROPE, F, SHARED, E, ...)                                                      \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)),                                                           \

@@ -19,11 +19,9 @@
  *                    queries of a table, or the buckets; bias_dim1: the keys of a table, or max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
  *     value          head size of v and of the output; 0: head_dim, as for q and k
- *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
- *                    f16); 0: both must be null
+ *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward amax (16 bits); 0: both null
  *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Not with cross
- *     values_in_keys 1: there is no v in qkv and in the cache: the value of a token is the first `value` elements of its
- *                    key. Forward on the host only; head_dim may be up to TE_ATTENTION_MAX_LATENT_DIM
+ *     values_in_keys 1: qkv and cache have no v: a value is the first `value` elements of its key. Host, forward only
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
@@ -266,9 +264,9 @@ typedef enum te_cache_format {
 
 /* The keys and values of one attention in a te_cache (te/cache/cache.h), for the sequences of a batch. A page holds
  * `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads, page_rows,
- * value_dim], unless values are parts of keys (values_in_keys). On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled: the 16-byte
- * chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to shared
- * memory unchanged, and can be read there without bank conflicts.
+ * value_dim], unless values are parts of keys (values_in_keys). On CUDA, rows that are a multiple of 128 bytes long, in
+ * a dtype of 16 bits, are swizzled: the 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without
+ * swizzling. A page can then be copied to shared memory unchanged, and can be read there without bank conflicts.
  *
  * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
  * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, rows that are a

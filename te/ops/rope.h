@@ -14,10 +14,10 @@
  * scaling changes the frequency:
  *     a' = a cos - b sin,  b' = a sin + b cos
  * Pairs are, counted from `first`, the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and
- * 2p + 1 (GPT-J). The position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise the position is the sum
- * of te_batch.position, the row's index within its sequence and, with a te_cache, the number of the sequence's tokens
- * that are already in the cache. The op saves nothing: backward rotates dy by the negative angle. Memory traffic: reads
- * x and writes y; the angles are computed by the kernel, not read.
+ * 2p + 1 (GPT-J). The position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise
+ * the position is the sum of te_batch.position, the row's index within its sequence and, with a te_cache, the number
+ * of the sequence's tokens that are already in the cache. The op saves nothing: backward rotates dy by the negative
+ * angle. Memory traffic: reads x and writes y; the angles are computed by the kernel, not read.
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
