@@ -32,7 +32,7 @@ TEST_CASE("a linear for each head", "[latent_attention]") {
     for (const subject *s : {HEAD_LISTS(HEAD_SUBJECT, f32) HEAD_LISTS(HEAD_SUBJECT, bf16) HEAD_LISTS(HEAD_SUBJECT, f16)}) {
         check(*s, shape(1, 1));
         check(*s, shape(1, 7));
-        check(*s, shape(2, 33));
+        if (!brief()) check(*s, shape(2, 33));
         check_gradients_of_reference(*s, shape(1, 3));
     }
 }

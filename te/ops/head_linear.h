@@ -103,11 +103,20 @@ TE_FN void te_head_order_by_rows(const te_head_order_args *a, te_block b, te_dty
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* The kernels of a step. forward, transposed: the grouped products y = x weight^T and y = x weight. */
+/* The kernels of a step. product: the grouped product of y or, in backward, dx. */
 typedef struct te_head_linear_kernels {
     te_head_order_fn by_heads, by_rows;
-    te__grouped_fn forward, transposed, wgrad;
+    te__grouped_fn product, wgrad;
 } te_head_linear_kernels;
+/* The kind of the product, in backward or in forward: by the weight, or by its transpose. */
+#define TE__HEAD_KIND(transposed, backward) \
+    ((te_grouped_kind)((transposed) != (backward) ? TE_GROUPED_DGRAD : TE_GROUPED_FORWARD))
+#if TE_CUDA
+#define TE__HEAD_PRODUCT(dtype, op, backward) \
+    te__grouped_step<TE_##dtype, TE__HEAD_KIND(TE__HEAD_TRANSPOSED(op), backward)>
+#else
+#define TE__HEAD_PRODUCT(dtype, op, backward) te__grouped_step
+#endif
 #define TE__HEAD_LINEAR_KERNELS(name, dtype)                                                                         \
     TE_KERNEL(name##_by_heads, TE_HEAD_ORDER_THREADS, te_head_order_args,                                            \
               te_head_order_by_heads(te_args, te_at, TE_##dtype))                                                    \
@@ -117,17 +126,14 @@ typedef struct te_head_linear_kernels {
     TE__HEAD_LINEAR_KERNELS(name, dtype)                                                                             \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_head_linear_kernels kernels = {name##_by_heads_launch, name##_by_rows_launch,                       \
-                                                TE__HEAD_TRANSPOSED(op) ? 0 : TE__GROUPED(dtype, FORWARD),           \
-                                                TE__HEAD_TRANSPOSED(op) ? TE__GROUPED(dtype, DGRAD) : 0, 0};         \
+                                                TE__HEAD_PRODUCT(dtype, op, 0), 0};                                  \
         return te__head_linear_forward(r, s, &kernels);                                                              \
     }
 #define TE_CUSTOM_head_linear_backward(name, model, dtype, op)                                                       \
     TE__HEAD_LINEAR_KERNELS(name, dtype)                                                                             \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_head_linear_kernels kernels = {name##_by_heads_launch, name##_by_rows_launch,                       \
-                                                TE__HEAD_TRANSPOSED(op) ? TE__GROUPED(dtype, FORWARD) : 0,           \
-                                                TE__HEAD_TRANSPOSED(op) ? 0 : TE__GROUPED(dtype, DGRAD),             \
-                                                TE__GROUPED(dtype, WGRAD)};                                          \
+                                                TE__HEAD_PRODUCT(dtype, op, 1), TE__GROUPED(dtype, WGRAD)};          \
         return te__head_linear_backward(r, s, &kernels);                                                             \
     }
 
@@ -187,9 +193,9 @@ TE_API te_status te__head_linear_forward(te_run *r, const te_step *s, const te_h
     TE_TRY(te__head_offsets(r, i, &offset, o));
     TE_TRY(te__head_by_heads(&by_heads, r, kernels->by_heads, x, o.in, offset, o));
     TE_TRY(te__head_memory(r, &product, o, o.out));
-    te_grouped g = te__head_product(r, o.transposed ? TE_GROUPED_DGRAD : TE_GROUPED_FORWARD, o, x.rows, offset);
+    te_grouped g = te__head_product(r, TE__HEAD_KIND(o.transposed, 0), o, x.rows, offset);
     g.a = by_heads, g.b = r->param[i]->data, g.d = product;
-    TE_TRY(te__expert_run(r, &g, o.transposed ? kernels->transposed : kernels->forward, 1));
+    TE_TRY(te__expert_run(r, &g, kernels->product, 1));
     TE_TRY(te__head_by_rows(made, r, kernels->by_rows, product, o.out, x, o.in, o));
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
@@ -214,9 +220,9 @@ TE_API te_status te__head_linear_backward(te_run *r, const te_step *s, const te_
     TE_TRY(te__gradient(&dx, r, s, i));
     TE_TRY(te__begin_converted(&made, &dx, r, r->plan->dtype));
     product = x_by_heads; /* x is no longer needed */
-    te_grouped g = te__head_product(r, o.transposed ? TE_GROUPED_FORWARD : TE_GROUPED_DGRAD, o, dy.rows, offset);
+    te_grouped g = te__head_product(r, TE__HEAD_KIND(o.transposed, 1), o, dy.rows, offset);
     g.a = dy_by_heads, g.b = r->param[i]->data, g.d = product;
-    TE_TRY(te__expert_run(r, &g, o.transposed ? kernels->forward : kernels->transposed, dx.data != 0));
+    TE_TRY(te__expert_run(r, &g, kernels->product, dx.data != 0));
     if (!dx.data) return te__set_current(r, dx), TE_OK;
     TE_TRY(te__head_by_rows(made, r, kernels->by_rows, product, o.in, dy, o.out, o));
     TE_TRY(te__end_converted(&dx, &made, r));
