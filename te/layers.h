@@ -40,6 +40,25 @@
     (rmsnorm, b##_norm, H), (linear, b##_fc1, H, 2 * (F)), (GATED, b##_act), (linear, b##_fc2, F, H)
 #define TE__LAYERS_OUT(b, H, F) (linear, b##_fc2, F, H), (bias, b##_fc2_bias, H)
 
+/* Multi-head latent attention, MLA (DeepSeek-V2, DeepSeek-AI 2024), of a normed input. Keys and values are computed
+ * from a latent vector of KV columns, and all heads share the R rotated columns of the keys. SIZES: (HEADS, Q, KV, N,
+ * R, V), where a head of q and k has N columns and behind them R rotated ones, a head of v has V, and Q is the width
+ * of the compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, with Q 0. ROPE:
+ * the options of rope, in parentheses; the files of DeepSeek are interleaved. The arguments after ROPE are options of
+ * attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a, b_kv_norm,
+ * b_k_b, b_v_b, b_proj. This form expands keys and values.
+ *     TE_MLA(b0, TE_MLA_QUERY_LORA, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)),
+ *            (causal, 1)) */
+#define TE_MLA(b, QUERY, H, SIZES, ROPE, ...) TE__LAYERS_MLA(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
+/* The same function with the same parameters in the absorbed form, for inference (te/moe.h): q is multiplied by b_k_b,
+ * and the attention's output by b_v_b, so that the cache has only the KV + R columns of the latent vector and the
+ * rotated part of each token. The options of attention must include (scale, (N + R)^(-1/2)). */
+#define TE_MLA_ABSORBED(b, QUERY, H, SIZES, ROPE, ...) \
+    TE__LAYERS_MLA_ABSORBED(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
+#define TE_MLA_QUERY(b, H, Q, OUT) (linear, b##_q_b, H, OUT)
+#define TE_MLA_QUERY_LORA(b, H, Q, OUT) \
+    (linear, b##_q_a, H, Q), (rmsnorm, b##_q_norm, Q, (eps, 1e-6f)), (linear, b##_q_b, Q, OUT)
+
 /* ---- pre-norm layers: h = x + attention(norm(x)), y = h + mlp(norm(h)) ------------------------------------------- */
 
 /* A layer with causal attention and an MLP, each of which is followed by dropout. KV = HEADS is multi-head attention.
@@ -111,6 +130,21 @@
     (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-6f)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                \
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
+
+/* DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437): latent attention (TE_MLA), and E experts, of which a token is sent
+ * to some by its sigmoid scores plus a learnt bias, beside an MLP for all tokens, the shared experts. F: the inner size
+ * of an expert; SHARED: that of the shared experts together. The arguments after E are options of the router:
+ *     TE_DEEPSEEK_BLOCK(b0, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)), 2048, 2048,
+ *                       256, (top_k, 8), (groups, 8), (groups_kept, 4), (factor, 2.5f))
+ * Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2, b_shared_fc1, b_shared_act, b_shared_fc2. */
+#define TE_DEEPSEEK_BLOCK(b, H, SIZES, ROPE, F, SHARED, E, ...)                                                      \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)),                                                           \
+    TE_MLA(b, TE_MLA_QUERY_LORA, H, SIZES, ROPE, (causal, 1)), (add, b##_x1),                                        \
+    (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), (fork, b##_h),                                            \
+    (router, b##_router, H, E, (score, sigmoid), (choice_bias, 1), (renormalise, 1), __VA_ARGS__),                   \
+    TE__LAYERS_EXPERT_MLP(b, H, F, E), (fork, b##_routed), (load, b##_h),                                            \
+    (linear, b##_shared_fc1, H, 2 * (SHARED)), (swiglu, b##_shared_act), (linear, b##_shared_fc2, SHARED, H),        \
+    (add, b##_routed), (add, b##_x2)
 
 /* Gemma 2 (Gemma Team 2024): the block has a norm before and a norm after attention (b_norm1, b_norm1_after), and
  * before and after the MLP (b_norm2, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50.
@@ -273,6 +307,27 @@
 #define TE__LAYERS_EXPERT_MLP(b, H, F, E)                                                                            \
     (expert_linear, b##_fc1, H, 2 * (F), E), (swiglu, b##_act), (expert_linear, b##_fc2, F, H, E),                   \
     (combine, b##_router)
+/* Latent attention, with the sizes of TE_MLA as arguments. */
+#define TE__LAYERS_MLA(...) TE__LAYERS_MLA2(__VA_ARGS__)
+#define TE__LAYERS_MLA2(b, QUERY, H, ROPE, OPTIONS, HEADS, Q, KV, N, R, V)                                           \
+    (fork, b##_n), QUERY(b, H, Q, (HEADS) * ((N) + (R))), (fork, b##_q), (load, b##_n),                              \
+    TE__LAYERS_MLA_LATENT(b, H, KV, R), (fork, b##_c),                                                               \
+    (slice, b##_k_r, KV, R), (fork, b##_k_rope), (load, b##_c), (slice, b##_c_kv, 0, KV), (fork, b##_kv),            \
+    (linear, b##_k_b, KV, (HEADS) * (N)), (concat, b##_k_all, b##_k_rope, R, (heads, HEADS)), (fork, b##_k),         \
+    (load, b##_kv), (linear, b##_v_b, KV, (HEADS) * (V)), (fork, b##_v), (load, b##_q),                              \
+    (concat, b##_qk, b##_k, (HEADS) * ((N) + (R))), (concat, b##_qkv, b##_v, (HEADS) * (V)),                         \
+    (rope, b##_rope, HEADS, HEADS, (N) + (R), (first, N), (value_dim, V), TE_STRIP ROPE),                            \
+    (attention, b##_attention, HEADS, HEADS, (N) + (R), (value_dim, V), TE_STRIP OPTIONS),                           \
+    (linear, b##_proj, (HEADS) * (V), H)
+#define TE__LAYERS_MLA_LATENT(b, H, KV, R) \
+    (linear, b##_kv_a, H, (KV) + (R)), (rmsnorm, b##_kv_norm, (KV) + (R), (columns, KV), (eps, 1e-6f))
+#define TE__LAYERS_MLA_ABSORBED(...) TE__LAYERS_MLA_ABSORBED2(__VA_ARGS__)
+#define TE__LAYERS_MLA_ABSORBED2(b, QUERY, H, ROPE, OPTIONS, HEADS, Q, KV, N, R, V)                                  \
+    (fork, b##_n), TE__LAYERS_MLA_LATENT(b, H, KV, R), (fork, b##_kv), (load, b##_n),                                \
+    QUERY(b, H, Q, (HEADS) * ((N) + (R))), (head_linear, b##_k_b, HEADS, N, KV, (keep, R), (transposed, 1)),         \
+    (concat, b##_qk, b##_kv, (KV) + (R)), (rope, b##_rope, (HEADS) + 1, 0, (KV) + (R), (first, KV), TE_STRIP ROPE),  \
+    (attention, b##_attention, HEADS, 1, (KV) + (R), (value_dim, KV), (values_in_keys, 1), TE_STRIP OPTIONS),        \
+    (head_linear, b##_v_b, HEADS, KV, V), (linear, b##_proj, (HEADS) * (V), H)
 #define TE__LAYERS_LAYER(b, NORM, ACT, H, F, FC1_OUT, HEADS, KV, D, P, ROPE, BIAS)                  \
     (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \

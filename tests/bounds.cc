@@ -178,14 +178,14 @@ static vec attention(const op &o, size_t id, const vec &x, const vec &ex, const 
 // Rotating by an angle: its sine and cosine have the error of the angle.
 static vec rope(const op &o, const vec &x, const vec &ex, const call &c) {
     const size_t heads = (size_t)(o.number(0, 0) + o.number(1, 0)), dim = (size_t)o.number(2, 0),
-                 rotary = (size_t)o.option("rotary_dim", (double)dim);
+                 first = (size_t)o.option("first", 0), rotary = (size_t)o.option("rotary_dim", (double)(dim - first));
     const bool interleaved = o.option("interleaved", 0) == 1;
     const double magnitude = reference::rope_table(o).magnitude;
     vec e = ex;
     for (size_t r = 0; r < c.rows(); r++)
         for (size_t h = 0; h < heads; h++)
             for (size_t p = 0; p < rotary / 2; p++) {
-                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p),
+                const size_t at = r * o.in + h * dim + first, i = at + (interleaved ? 2 * p : p),
                              j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
                 const double angle = (double)(c.position + (int)(r % (size_t)c.seq));
                 e[i] = e[j] = magnitude * (ex[i] + ex[j] + (functions * (1 + angle) + sums) * (std::fabs(x[i]) + std::fabs(x[j])));
@@ -325,6 +325,16 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
                     for (size_t k = 0; k < o.in; k++)
                         e[r * o.out + n] += (before[r * o.in + k] + sums * std::fabs(in[r * o.in + k])) * std::fabs((*w)[(expert * o.out + n) * o.in + k]);
             }
+        }
+    } else if (o.kind == "head_linear") {
+        const reference::head_linear p(o);
+        std::fill(e.begin(), e.end(), 0.0);
+        for (size_t r = 0; r < rows * p.heads; r++) {
+            const size_t from = r * (p.in + p.keep), to = r * (p.out + p.keep);
+            for (size_t n = 0; n < p.out; n++)
+                for (size_t k = 0; k < p.in; k++)
+                    e[to + n] += (before[from + k] + sums * std::fabs(in[from + k])) * std::fabs((*w)[p.weight(r % p.heads, n, k)]);
+            for (size_t k = 0; k < p.keep; k++) e[to + p.out + k] = before[from + p.in + k];
         }
     } else if (o.kind == "slice") {
         for (size_t k = 0; k < e.size(); k++) e[k] = before[k / o.out * o.in + (size_t)o.number(0, 0) + k % o.out];
@@ -592,6 +602,23 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
             }
         }
         for (size_t k = 0; k < total.size(); k++) (*ew)[k] += (same_sign(q.slot.size()) - sums) * std::fabs(total[k]);
+    } else if (o.kind == "head_linear") {
+        const reference::head_linear p(o);
+        vec total(ew->size());
+        e.assign(dx.size(), 0.0);
+        for (size_t r = 0; r < rows * p.heads; r++) {
+            const size_t from = r * (p.out + p.keep), to = r * (p.in + p.keep);
+            for (size_t n = 0; n < p.out; n++) {
+                const double off = d[from + n] + sums * std::fabs(dy[from + n]);
+                for (size_t k = 0; k < p.in; k++) {
+                    const size_t at = p.weight(r % p.heads, n, k);
+                    e[to + k] += off * std::fabs((*w)[at]);
+                    (*ew)[at] += off * std::fabs(x[to + k]), total[at] += dy[from + n] * x[to + k];
+                }
+            }
+            for (size_t k = 0; k < p.keep; k++) e[to + p.in + k] = d[from + p.out + k];
+        }
+        for (size_t k = 0; k < total.size(); k++) (*ew)[k] += (same_sign(rows) - sums) * std::fabs(total[k]);
     } else if (o.kind == "attention") {
         e = attention_backward(o, i, x, v.out[i], dy, d, w, ew, c, dtype);
     } else if (o.kind == "cross_attention") {

@@ -39,6 +39,9 @@ GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_a
 NEOX = dict(SIZES, model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], layer_norm_eps=1e-5,
             rotary_emb_base=10000, torch_dtype="float16", tie_word_embeddings=False, rope_scaling=None)
 del NEOX["num_key_value_heads"]
+DEEPSEEK = dict(SIZES, num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24,
+                moe_intermediate_size=24, moe_layer_freq=1, first_k_dense_replace=1, rms_norm_eps=1e-5, hidden_act="silu",
+                attention_bias=False, tie_word_embeddings=False)
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
@@ -71,6 +74,16 @@ MODELS = {
                        num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True, decoder_sparse_step=1,
                        mlp_only_layers=[], use_sliding_window=False, sliding_window=None, attention_bias=False,
                        tie_word_embeddings=False), "F32", 1 << 30, 1),
+    "deepseek_v3": (dict(DEEPSEEK, model_type="deepseek_v3", architectures=["DeepseekV3ForCausalLM"], q_lora_rank=24,
+                         n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3, n_group=4, topk_group=2,
+                         routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid",
+                         topk_method="noaux_tc", num_hidden_layers=3, torch_dtype="bfloat16", rope_theta=10000,
+                         rope_scaling=dict(type="yarn", factor=4.0, original_max_position_embeddings=40, beta_fast=32,
+                                           beta_slow=1, mscale=1.0, mscale_all_dim=1.0)), "BF16", 200000, 1),
+    "deepseek_v2": (dict(DEEPSEEK, model_type="deepseek_v2", architectures=["DeepseekV2ForCausalLM"], q_lora_rank=None,
+                         n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, n_group=1, topk_group=1,
+                         routed_scaling_factor=1.5, norm_topk_prob=False, scoring_func="softmax",
+                         topk_method="greedy", rope_theta=10000, rope_scaling=None), "F32", 1 << 30, 1),
     "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                   rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
                   original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",

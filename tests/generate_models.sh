@@ -81,10 +81,17 @@ for name in gptq awq; do
     models near "$name" <"$work/alone" >"$work/log" || bad "$name in 4 bits: $(cat "$work/log")"
     ok "$name in 4 bits: $(cat "$work/log")"
 done
+# Latent attention with the keys and values of all heads in the cache, as on a GPU.
+for name in deepseek_v3 deepseek_v2; do
+    [[ " ${names[*]} " == *" $name "* ]] || continue
+    cp -r "$work/$name" "$work/$name.expanded"
+    build "$work/$name.expanded" "$work/$name.expanded/f32" -DPREFILL_ROWS=24 -DMODEL_LATENT_EXPANDED
+    same_tokens "$name.expanded" "$work/$name.expanded/f32"
+done
 # The same models as GGUF files (tests/generate_models_gguf.py); those have no window in the architecture llama, which is Mistral's there.
 # Of some families only folders are read.
 for name in "${names[@]}"; do
-    [[ " mistral mixtral qwen3_moe phi3 olmo2 smollm3 pythia neox gptq gptq_v2 awq " != *" $name "* ]] || continue
+    [[ " mistral mixtral qwen3_moe deepseek_v3 deepseek_v2 phi3 olmo2 smollm3 pythia neox gptq gptq_v2 awq " != *" $name "* ]] || continue
     folder=$work/$name.gguf
     mkdir "$folder"
     "$python" tests/generate_models_gguf.py "$work/$name" "$folder/model.gguf"
@@ -269,6 +276,8 @@ unsupported "dynamic" "the rope type is dynamic; supported are default," 's/"lla
 unsupported "partial rope" "partial_rotary_factor is 0.5; only 1" 's/^{/{"partial_rotary_factor": 0.5,/'
 unsupported "experts" "num_experts is 8" 's/^{/{"num_experts": 8,/'
 unsupported "layers without experts" "mlp_only_layers is \[1\]; only \[\] is supported" 's/"mlp_only_layers": \[\]/"mlp_only_layers": [1]/' qwen3_moe
+unsupported "a router of DeepSeek-V2 with groups" "topk_method is group_limited_greedy; only greedy" 's/"greedy"/"group_limited_greedy"/' deepseek_v2
+unsupported "a latent vector of odd width" "kv_lora_rank is 33; only multiples of eight" 's/\("kv_lora_rank": \)32/\133/' deepseek_v3
 unsupported "experts in every second layer" "decoder_sparse_step is 2; only 1" 's/\("decoder_sparse_step": \)1/\12/' qwen3_moe
 unsupported "more experts for a token than there are" "num_experts_per_tok is 5 of 4 experts" 's/\("num_experts_per_tok": \)2/\15/' mixtral
 unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'

@@ -227,7 +227,8 @@ struct shape {
 
 // Parameter k of an op, of a size as in training: weights of 1 / sqrt(in), gammas around 1 (0 in the 1p norms), biases around 0.
 inline reference::vec draw_param(source &random, const reference::op &o, int k, size_t n, te_dtype t) {
-    const bool weight = o.kind == "linear" || o.kind == "tied_linear" || o.kind == "expert_linear" || (o.kind == "router" && k == 0);
+    const bool weight = o.kind == "linear" || o.kind == "tied_linear" || o.kind == "expert_linear" || o.kind == "head_linear" ||
+                        (o.kind == "router" && k == 0);
     const bool gamma = (reference::is_norm(o.kind) && k == 0) || o.kind.compare(0, 9, "head_norm") == 0;
     return random.draw(n, t, gamma && o.kind.find("1p") == std::string::npos ? 1 : 0, weight ? 1 / std::sqrt((double)o.in) : gamma ? 0.3 : 0.7);
 }

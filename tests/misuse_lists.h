@@ -33,12 +33,13 @@ inline const std::vector<sound> &sound_ops() {
         {"glu", {}, {}, "(bias, y, 32)", ""}, {"geglu", {}, {}, "(bias, y, 32)", ""}, {"qgeglu", {}, {}, "(bias, y, 32)", ""}, {"reglu", {}, {}, "(bias, y, 32)", ""}, {"sreglu", {}, {}, "(bias, y, 32)", ""}, {"swiglu", {}, {}, "(bias, y, 32)", ""},
         {"dropout", {"0.1f"}, {}, "", "(bias, z, 16)"}, {"scale", {"0.5f"}, {}, "", "(bias, z, 16)"},
         {"fork", {}, {}, "", "(bias, z, 16), (add, a)"}, {"input", {"16"}, {{"dtype", "f62"}, {"dtype", "2"}}, "", "(bias, z, 16), (add, a)"}, {"output", {}, {}, "", "(bias, z, 16)"},
-        {"rope", {"2", "1", "4"}, {{"rotary_dim", "3"}, {"rotary_dim", "1.5f"}, {"interleaved", "\"x\""}, {"interleaved", "2"}, {"rotary_dim", "-2"}, {"base", "\"x\""}, {"base", "-1.0f"}}, "(bias, y, 16)", ""},
+        {"rope", {"2", "1", "4"}, {{"rotary_dim", "3"}, {"rotary_dim", "1.5f"}, {"interleaved", "\"x\""}, {"interleaved", "2"}, {"rotary_dim", "-2"}, {"first", "5"}, {"first", "1"}, {"first", "-1"}, {"base", "\"x\""}, {"base", "-1.0f"}}, "(bias, y, 16)", ""},
         {"head_norm", {"2", "1", "4"}, {{"eps", "\"x\""}, {"eps", "-1.0f"}}, "(bias, y, 16)", ""}, {"head_norm1p", {"2", "1", "4"}, {{"eps", "\"x\""}}, "(bias, y, 16)", ""},
-        {"attention", {"2", "2", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"varlen", "2"}, {"alibi", "2"}, {"sinks", "2"}, {"bias", "2"}, {"bias_queries", "4"}, {"relative_bias", "1"}, {"max_logit", "2"}, {"tied", "1"}}, "(bias, y, 24)", ""},
+        {"attention", {"2", "2", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"varlen", "2"}, {"alibi", "2"}, {"sinks", "2"}, {"bias", "2"}, {"bias_queries", "4"}, {"relative_bias", "1"}, {"max_logit", "2"}, {"tied", "1"}, {"values_in_keys", "2"}, {"values_in_keys", "1"}}, "(bias, y, 24)", ""},
         {"cross_attention", {"k", "2", "1", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"alibi", "2"}, {"sinks", "2"}, {"bias", "2"}, {"max_logit", "2"}}, "(bias, y, 8), (input, k, 8)", ""},
         {"embedding", {"32", "16"}, {}, "", "(bias, z, 16)"}, {"positions", {"32", "16"}, {}, "", ""}, {"last_token", {}, {}, "(bias, y, 16)", ""}, {"cross_entropy", {"16"}, {}, "", ""}, {"sample", {"16"}, {}, "", ""},
         {"router", {"16", "4"}, {{"top_k", "0"}, {"top_k", "5"}, {"top_k", "1.5f"}, {"score", "hardmax"}, {"renormalise", "1.5f"}, {"factor", "\"x\""}, {"choice_bias", "2"}, {"groups", "3"}, {"groups_kept", "2"}, {"aux_loss", "\"x\""}, {"z_loss", "\"x\""}}, "", "(combine, a)"},
+        {"head_linear", {"2", "8", "16"}, {{"keep", "4"}, {"keep", "-8"}, {"keep", "1.5f"}, {"transposed", "2"}}, "(bias, y, 16)", ""},
         {"expert_linear", {"16", "16", "4"}, {}, "(router, r, 16, 4)", "(combine, r)"}, {"expert_bias", {"16", "4"}, {}, "(router, r, 16, 4)", "(combine, r)"}, {"combine", {}, {}, "(router, a, 16, 4)", ""}};
     return all;
 }

@@ -98,6 +98,9 @@
     X(rope_partial, MODEL, OPS_DTYPE, (rope, r, 2, 2, 64, (rotary_dim, 32), (interleaved, 0), (scaling, yarn), (factor, 4.0f), (original_length, 64), (beta_fast, 4)))                                \
     X(rope_interleaved, MODEL, OPS_DTYPE, (rope, r, 2, 1, 32, (interleaved, 1), (base, 500000.0f), (scaling, llama3), (factor, 8), (original_length, 8192)))          \
     X(rope_interleaved_partial, MODEL, OPS_DTYPE, (rope, r, 3, 1, 64, (interleaved, 1), (rotary_dim, 24), (scaling, llama3), (factor, 32), (original_length, 96), (low_freq_factor, 0.5f), (high_freq_factor, 3)))             \
+    X(rope_last, MODEL, OPS_DTYPE, (rope, r, 2, 1, 48, (first, 32), (base, 500))) \
+    X(rope_between, MODEL, OPS_DTYPE, (rope, r, 2, 1, 64, (first, 8), (rotary_dim, 24), (interleaved, 1), (value_dim, 64))) \
+    X(rope_last_odd, MODEL, OPS_DTYPE, (linear, l, 37, 33), (rope, r, 3, 0, 11, (first, 3), (rotary_dim, 6))) \
     X(rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4)))                               \
     X(rope_odd_interleaved, MODEL, OPS_DTYPE, (linear, l, 37, 30), (rope, r, 3, 1, 6, (rotary_dim, 4), (interleaved, 1)), (bias, b, 30)) \
     X(head_norm_16, MODEL, OPS_DTYPE, (bias, b, 128), (head_norm, n, 4, 2, 16, (eps, 1e-3f)))                 \

@@ -185,3 +185,45 @@ TEST_CASE("a tensor that stores q, k and v head by head is loaded into a paramet
         refuse({nullptr, "qkv", "weight", heads, kv}, TE_ERROR_NULL, "has no name");
     }
 }
+
+// kv_b_proj of DeepSeek: of each head, 3 rows for k and then 2 for v.
+TEST_CASE("some rows of each head of a tensor are loaded into a parameter") {
+    target t;
+    std::mt19937 random(8);
+    const path file("head_rows");
+    const int heads = 3, cols = 4, all = 5;
+    hand_model m(t, "block", TE_f32, {{"k_b", "weight", heads * 3, cols}, {"v_b", "weight", heads * 2, cols}}, false);
+    const std::vector<float> values = hand_model::draw(random, (size_t)(heads * all * cols), 1);
+    memory stored(t, values.size() * 4);
+    write_floats(t, stored.p, values);
+    const te_safetensor tensor = te_safetensor_matrix("h.kv_b.weight", TE_f32, heads * all, cols, stored.p);
+    REQUIRE(te_safetensors_write(file, &tensor, 1, nullptr, 0, t) == TE_OK);
+    views v;
+    const te_packed_head_rows of[] = {{"kv_b.weight", "k_b", "weight", heads, all, 0, 3}, {"kv_b.weight", "v_b", "weight", heads, all, 3, 2}};
+    REQUIRE(te_packed_add_head_rows(&v.l, &m.model, of, 2, "h.", t) == TE_OK);
+    CHECK(te_packed_covers(&v.l, &m.model, t) == TE_OK);
+    te_safetensors f;
+    REQUIRE(te_safetensors_open(&f, file, t) == TE_OK);
+    const te_status loaded = te_safetensors_load(&f, v.l.tensor, v.l.count, 1, t);
+    INFO(te_last_error(t));
+    REQUIRE(loaded == TE_OK);
+    te_safetensors_close(&f);
+    m.check_gaps();
+    for (int i = 0; i < 2; i++) {
+        const std::vector<float> got = m.data(i);
+        for (int h = 0; h < heads; h++)
+            for (int r = 0; r < of[i].rows; r++)
+                for (int c = 0; c < cols; c++)
+                    CHECK(got[(size_t)((h * of[i].rows + r) * cols + c)] == values[(size_t)((h * all + of[i].first + r) * cols + c)]);
+    }
+    const auto refuse = [&](te_packed_head_rows h, te_status status, const char *word) {
+        const int before = v.l.count;
+        CHECK(te_packed_add_head_rows(&v.l, &m.model, &h, 1, "", t) == status);
+        CHECK(std::string(te_last_error(t)).find(word) != std::string::npos);
+        CHECK(v.l.count == before);
+    };
+    refuse({"x", "k_c", "weight", heads, all, 0, 3}, TE_ERROR_VALUE, "block has no parameter k_c.weight");
+    refuse({"x", "k_b", "weight", heads, all, 0, 2}, TE_ERROR_SHAPE, "has 9 rows, not the 2 from 0 on of 5 rows of 3 heads");
+    refuse({"x", "k_b", "weight", heads, all, 3, 3}, TE_ERROR_SHAPE, "not the 3 from 3 on");
+    refuse({"x", "k_b", "weight", 0, all, 0, 3}, TE_ERROR_SHAPE, "rows of 0 heads");
+}

@@ -91,7 +91,7 @@ double dropout_factor(const op &o, size_t id, size_t e, const te_rng &rng) {
     return bits < limit ? 0 : 65536.0 / (65536.0 - limit);
 }
 rope_table::rope_table(const op &o) {
-    const double pi = std::acos(-1.0), rotary = o.option("rotary_dim", o.number(2, 0)), base = (double)(float)o.option("base", 10000);
+    const double pi = std::acos(-1.0), rotary = o.option("rotary_dim", o.number(2, 0) - o.option("first", 0)), base = (double)(float)o.option("base", 10000);
     const double factor = (double)(float)o.option("factor", 1), length = o.option("original_length", 0);
     const double low = (double)(float)o.option("low_freq_factor", 1), high = (double)(float)o.option("high_freq_factor", 4);
     const auto pair_of = [&](double turns) { return rotary * std::log(length / (turns * 2 * pi)) / (2 * std::log(base)); };
@@ -118,7 +118,7 @@ rope_table::rope_table(const op &o) {
 }
 vec rope(const op &o, const vec &x, const call &c, int direction) {
     const size_t heads = (size_t)o.number(0, 0), kv = (size_t)o.number(1, 0), dim = (size_t)o.number(2, 0);
-    const size_t rotary = (size_t)o.option("rotary_dim", (double)dim);
+    const size_t first = (size_t)o.option("first", 0), rotary = (size_t)o.option("rotary_dim", (double)(dim - first));
     const bool interleaved = o.option("interleaved", 0) == 1;
     const rope_table table(o);
     vec y = x;
@@ -127,7 +127,7 @@ vec rope(const op &o, const vec &x, const call &c, int direction) {
             for (size_t p = 0; p < rotary / 2; p++) {
                 const double t = (double)(c.position + (int)(r % (size_t)c.seq));
                 const double angle = direction * t * table.frequency[p];
-                const size_t at = r * o.in + h * dim, i = at + (interleaved ? 2 * p : p), j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
+                const size_t at = r * o.in + h * dim + first, i = at + (interleaved ? 2 * p : p), j = at + (interleaved ? 2 * p + 1 : p + rotary / 2);
                 y[i] = table.magnitude * (x[i] * std::cos(angle) - x[j] * std::sin(angle));
                 y[j] = table.magnitude * (x[i] * std::sin(angle) + x[j] * std::cos(angle));
             }
@@ -389,6 +389,13 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
                         for (size_t k = 0; k < o.in; k++) y[r * o.out + n] += in[r * o.in + k] * (*w)[(e * o.out + n) * o.in + k];
                 }
             }
+        } else if (o.kind == "head_linear") {
+            const head_linear p(o);
+            for (size_t r = 0; r < rows * p.heads; r++) {
+                for (size_t n = 0; n < p.out; n++)
+                    for (size_t k = 0; k < p.in; k++) y[r * (p.out + p.keep) + n] += in[r * (p.in + p.keep) + k] * (*w)[p.weight(r % p.heads, n, k)];
+                for (size_t k = 0; k < p.keep; k++) y[r * (p.out + p.keep) + p.out + k] = in[r * (p.in + p.keep) + p.in + k];
+            }
         } else if (o.kind == "slice") {
             for (size_t e = 0; e < y.size(); e++) y[e] = in[e / o.out * o.in + (size_t)o.number(0, 0) + e % o.out];
         } else if (o.kind == "concat") {
@@ -589,6 +596,17 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
                             (*dw)[(e * o.out + n) * o.in + k] += g * x[r * o.in + k];
                         }
                 }
+            }
+        } else if (o.kind == "head_linear") { // y = [x weight^T, x] for each head
+            const head_linear p(o);
+            dx.assign(x.size(), 0.0);
+            for (size_t r = 0; r < rows * p.heads; r++) {
+                for (size_t n = 0; n < p.out; n++)
+                    for (size_t k = 0; k < p.in; k++) {
+                        dx[r * (p.in + p.keep) + k] += d[r * (p.out + p.keep) + n] * (*w)[p.weight(r % p.heads, n, k)];
+                        (*dw)[p.weight(r % p.heads, n, k)] += d[r * (p.out + p.keep) + n] * x[r * (p.in + p.keep) + k];
+                    }
+                for (size_t k = 0; k < p.keep; k++) dx[r * (p.in + p.keep) + p.in + k] = d[r * (p.out + p.keep) + p.out + k];
             }
         } else if (o.kind == "slice") { // y = columns of x
             dx.assign(x.size(), 0.0);

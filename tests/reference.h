@@ -170,6 +170,15 @@ struct rope_table {
 // rotates back.
 vec rope(const op &o, const vec &x, const call &c, int direction);
 
+// The sizes of a head_linear, and where its weight has the element of column n of y and column k of x.
+struct head_linear {
+    size_t heads, in, out, keep;
+    bool transposed;
+    explicit head_linear(const op &o)
+        : heads((size_t)o.number(0, 1)), in((size_t)o.number(1, 0)), out((size_t)o.number(2, 0)), keep((size_t)o.option("keep", 0)), transposed(o.option("transposed", 0) == 1) {}
+    size_t weight(size_t head, size_t n, size_t k) const { return transposed ? (head * in + k) * out + n : (head * out + n) * in + k; }
+};
+
 // The layout of the input of an attention: rows of q, k and v side by side; of a cross_attention, all rows of q, then all rows of k and v.
 struct attention_sizes {
     bool cross;

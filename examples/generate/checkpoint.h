@@ -112,6 +112,16 @@ static void close_files(void) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+/* Load the tensors of a list of views, unless `status`, that of making the list, is an error. Frees the list. */
+static te_status load_views(te_packed_list *views, te_status status, te_context *ctx) {
+    for (int i = 0; i < views->count && status == TE_OK; i++) {
+        const te_safetensors *file;
+        status = file_of(&file, views->tensor[i].name, ctx);
+        if (status == TE_OK) status = te_safetensors_load(file, &views->tensor[i], 1, 0, ctx);
+    }
+    te_packed_free(views);
+    return status;
+}
 /* Load the parameters that tables describe. table: END is behind its last entry; heads: the same of tensors that have q,
  * k and v head by head, or null. */
 static inline te_status load_tables(part *p, const te_packed *table, const te_packed_heads *heads, const char *prefix,
@@ -123,13 +133,7 @@ static inline te_status load_tables(part *p, const te_packed *table, const te_pa
     te_status status = te_packed_add(&views, &p->model, table, count, prefix, ctx);
     if (status == TE_OK && head_count)
         status = te_packed_add_heads(&views, &p->model, heads, head_count, prefix, ctx);
-    for (int i = 0; i < views.count && status == TE_OK; i++) {
-        const te_safetensors *file;
-        status = file_of(&file, views.tensor[i].name, ctx);
-        if (status == TE_OK) status = te_safetensors_load(file, &views.tensor[i], 1, 0, ctx);
-    }
-    te_packed_free(&views);
-    return status;
+    return load_views(&views, status, ctx);
 }
 static inline te_status load_tensors(part *p, const te_packed *table, const char *prefix, te_context *ctx) {
     return load_tables(p, table, 0, prefix, ctx);

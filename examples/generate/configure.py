@@ -8,6 +8,7 @@ A model that families.h cannot compute exactly is refused: the message names the
 and its value. Python's standard library is enough.
 """
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -20,6 +21,7 @@ LLAMA = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=1e4, max_position_
              tie_word_embeddings=False)
 GEMMA = dict(hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6, tie_word_embeddings=True, num_attention_heads=8,
              num_key_value_heads=4, head_dim=256, query_pre_attn_scalar=256, sliding_window=4096)
+DEEPSEEK = dict(LLAMA, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
 FAMILIES = {
     "llama": LLAMA,
     "mistral": dict(LLAMA, num_key_value_heads=8, sliding_window=4096, max_position_embeddings=131072),
@@ -33,6 +35,13 @@ FAMILIES = {
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
     "qwen3_moe": dict(LLAMA, max_position_embeddings=32768, num_key_value_heads=4, num_experts=128,
                       num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=False),
+    "deepseek_v2": dict(DEEPSEEK, first_k_dense_replace=0, kv_lora_rank=512, q_lora_rank=1536, n_routed_experts=64,
+                        n_shared_experts=2, routed_scaling_factor=1.0, topk_method="greedy", norm_topk_prob=False,
+                        moe_intermediate_size=1407),
+    "deepseek_v3": dict(DEEPSEEK, max_position_embeddings=4096, first_k_dense_replace=3, kv_lora_rank=512,
+                        q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, routed_scaling_factor=2.5,
+                        n_group=8, topk_group=4, num_experts_per_tok=8, norm_topk_prob=True,
+                        moe_intermediate_size=2048, rope_interleave=True),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
                    final_logit_softcapping=30.0),
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
@@ -48,7 +57,7 @@ FAMILIES = {
 }
 # Of these keys null has a meaning; all others are then missing.
 NULLS = ("head_dim", "num_key_value_heads", "sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
-         "n_inner")
+         "n_inner", "q_lora_rank")
 # What the lists compute. A key with another value is refused; a missing key, or null, is accepted.
 ONLY = dict(attention_bias=False, mlp_bias=False, partial_rotary_factor=1, scale_attn_weights=True,
             scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, use_bidirectional_attention=False,
@@ -60,6 +69,8 @@ ONLY_OF = {
     "phi3": dict(partial_rotary_factor=None),
     "smollm3": dict(use_sliding_window=False),
     "qwen3_moe": dict(decoder_sparse_step=1, mlp_only_layers=[]),
+    "deepseek_v2": dict(topk_method="greedy", norm_topk_prob=False, moe_layer_freq=1, scoring_func="softmax"),
+    "deepseek_v3": dict(topk_method="noaux_tc", moe_layer_freq=1, scoring_func="sigmoid"),
     "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
@@ -68,9 +79,12 @@ NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor
 # Its activations, as lists have them.
 ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
 # The families with experts, and the key for the inner size of an expert.
-EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size")
+EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size", deepseek_v2="moe_intermediate_size",
+               deepseek_v3="moe_intermediate_size")
 # The keys for the number of experts; which one a file has depends on the version of transformers.
-EXPERT_COUNTS = ("num_local_experts", "num_experts")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+# The families with latent attention.
+LATENT = ("deepseek_v2", "deepseek_v3")
 # Keys of models that these families are not; experts are only refused in the other families.
 REFUSED = ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")
 # Weights in 4 bits: what quantization_config may say, by its quant_method; a missing key, or null, is accepted.
@@ -118,11 +132,11 @@ def family_of(config):
     if name in EXPERTS:  # either key may have the number of experts
         counts = {key: config.pop(key) for key in EXPERT_COUNTS if key in config}
         if len(set(counts.values())) > 1:
-            raise Unsupported(f"num_local_experts and num_experts differ: {counts}")
+            raise Unsupported(f"the numbers of experts differ: {counts}")
         config.update(dict.fromkeys(EXPERT_COUNTS, next(iter(counts.values()))) if counts else {})
     config = dict(FAMILIES[name], **config)
     for key in REFUSED:
-        if config.get(key) and not (name in EXPERTS and key in EXPERT_COUNTS):
+        if config.get(key) and not (name in EXPERTS and key in EXPERT_COUNTS) and not (name in LATENT and key == "kv_lora_rank"):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
     for key, value in dict(ONLY, **ONLY_OF.get(name, {})).items():
         if config.get(key) is not None and value is not None and config[key] != value:
@@ -153,7 +167,7 @@ def quantization(name, config):
     return {"MODEL_QUANTIZED": 1, "MODEL_GPTQ_V2": int(is_v2)}
 
 
-KINDS = ("full", "sliding", "unrotated")
+KINDS = ("full", "sliding", "unrotated", "dense")
 
 
 def layer_kinds(name, config, layers):
@@ -164,6 +178,8 @@ def layer_kinds(name, config, layers):
         if len(rotated) < layers:
             raise Unsupported(f"no_rope_layers has {len(rotated)} entries for {layers} layers")
         return ["full" if r else "unrotated" for r in rotated[:layers]]
+    if name in LATENT:
+        return ["dense" if i < config["first_k_dense_replace"] else "full" for i in range(layers)]
     window = config.get("sliding_window")
     if not window or name in ("llama", "olmo2", "gpt2", "gpt_neox"):
         return ["full"] * layers
@@ -192,6 +208,18 @@ def layer_kinds(name, config, layers):
 PARTLY_ROTATED = ("phi3", "gpt_neox")
 
 
+def yarn_scale(factor, mscale):
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def yarn_attention_factor(scaling):
+    """The factor of the rotated q and k, as transformers computes it."""
+    if scaling.get("attention_factor") is not None:
+        return scaling["attention_factor"]
+    factor, mscale, of_all = scaling["factor"], scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return yarn_scale(factor, mscale) / yarn_scale(factor, of_all) if mscale and of_all else yarn_scale(factor, 1)
+
+
 def rope(name, config, head_dim, kind):
     """The options of `rope` in layers of this kind, full or sliding."""
     given = config.get("rope_parameters") or {}
@@ -215,6 +243,15 @@ def rope(name, config, head_dim, kind):
                     ("low_freq_factor", number(scaling["low_freq_factor"])),
                     ("high_freq_factor", number(scaling["high_freq_factor"])),
                     ("original_length", scaling["original_max_position_embeddings"])]
+    elif scaling_type == "yarn" and name in LATENT:
+        options += [("scaling", "yarn"), ("factor", number(scaling["factor"])),
+                    ("original_length", scaling["original_max_position_embeddings"]),
+                    ("attention_factor", number(yarn_attention_factor(scaling)))]
+        for key, default in (("beta_fast", 32), ("beta_slow", 1)):  # an op takes few options
+            if (scaling.get(key) or default) != default:
+                options += [(key, number(scaling[key]))]
+        if not scaling.get("truncate", True):
+            options += [("truncate", 0)]
     elif scaling_type != "default":
         raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear and llama3")
     return ", ".join(f"({option}, {value})" for option, value in options)
@@ -298,6 +335,13 @@ def model(path):
     ffn = (config.get("n_inner") or 4 * hidden) if gpt2 else config[EXPERTS.get(name, "intermediate_size")]
     kinds = layer_kinds(name, config, layers)
     scalar = config["query_pre_attn_scalar"] if name.startswith("gemma") else head_dim
+    attention_scale = scalar**-0.5
+    if name in LATENT:
+        head_dim, kv_heads = config["qk_nope_head_dim"] + config["qk_rope_head_dim"], heads
+        attention_scale = head_dim**-0.5
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if scaling.get("rope_type", scaling.get("type", "default")) != "default" and scaling.get("mscale_all_dim"):
+            attention_scale *= yarn_scale(scaling["factor"], scaling["mscale_all_dim"]) ** 2
     defines = {
         "MODEL_FAMILY": name.upper(),
         "MODEL_TYPE": f'"{name}"',
@@ -314,10 +358,10 @@ def model(path):
         "MODEL_POSITIONS": config["n_positions" if gpt2 else "max_position_embeddings"],
         "MODEL_EPS": number(config[EPS.get(name, "rms_norm_eps")]),
         "MODEL_TIED": int(bool(config["tie_word_embeddings"])),
-        "MODEL_ATTENTION_SCALE": number(scalar**-0.5),
+        "MODEL_ATTENTION_SCALE": number(attention_scale),
         "MODEL_ATTENTION_SOFTCAP": number(config.get("attn_logit_softcapping") or 0),
         "MODEL_EOS": ", ".join(map(str, eos)) or "-1",
-        "MODEL_KINDS": ", ".join(str(KINDS.index(k)) for k in kinds) + " /* by layer; 0: full, 1: sliding, 2: unrotated */",
+        "MODEL_KINDS": ", ".join(str(KINDS.index(k)) for k in kinds) + " /* by layer; 0: full, 1: sliding, 2: unrotated, 3: dense */",
         **{f"MODEL_HAS_{kind}": int(kind in kinds) for kind in KINDS},
         **{f"MODEL_LEFT_{kind}": -1 for kind in KINDS},
     }
@@ -331,6 +375,8 @@ def model(path):
         if not 1 <= config["num_experts_per_tok"] <= min(count, 32):
             raise Unsupported(f"num_experts_per_tok is {config['num_experts_per_tok']} of {count} experts; supported are "
                               "1 to 32, and at most the number of experts")
+        if name in LATENT:
+            defines.update(latent(name, config))
         if ffn % 8 or hidden % 8:
             raise Unsupported(f"{EXPERTS[name]} is {ffn} and hidden_size {hidden}; experts need multiples of eight")
     if name == "gpt_neox":
@@ -348,9 +394,31 @@ def model(path):
     if not gpt2:
         for kind in ("full", "sliding"):
             # llama.cpp has permuted the rows of q and k of this architecture for pairs of neighbours
-            interleaved = ", (interleaved, 1)" if is_gguf and name == "llama" else ""
+            # the rotated columns of DeepSeek are pairs of neighbours
+            is_interleaved = (is_gguf and name == "llama") or (name in LATENT and config.get("rope_interleave", True))
+            interleaved = ", (interleaved, 1)" if is_interleaved else ""
             defines[f"MODEL_ROPE_{kind}"] = rope(name, config, head_dim, kind) + interleaved
     return defines
+
+
+def latent(name, config):
+    """The definitions of a model with latent attention, and with shared experts."""
+    sizes = {"MODEL_LATENT": "kv_lora_rank", "MODEL_UNROTATED_DIM": "qk_nope_head_dim",
+             "MODEL_ROTARY_DIM": "qk_rope_head_dim", "MODEL_VALUE_DIM": "v_head_dim"}
+    for key in sizes.values():
+        if config[key] % 8:
+            raise Unsupported(f"{key} is {config[key]}; only multiples of eight are supported")
+    factor = ("factor", number(config["routed_scaling_factor"]))
+    router = [factor] if name == "deepseek_v2" else [
+        ("score", "sigmoid"), ("choice_bias", 1), ("groups", config["n_group"]), ("groups_kept", config["topk_group"]),
+        factor]
+    return {
+        **{define: config[key] for define, key in sizes.items()},
+        "MODEL_Q_LORA": f"{config['q_lora_rank'] or 0} /* 0: q is not compressed */",
+        "MODEL_DENSE_FFN": config["intermediate_size"],
+        "MODEL_SHARED_FFN": config["moe_intermediate_size"] * config["n_shared_experts"],
+        "MODEL_ROUTER": ", ".join(f"({option}, {value})" for option, value in router),
+    }
 
 
 def main(arguments):

@@ -6,9 +6,10 @@
  *     cc -DMODEL_CONFIG='"model.h"' ..
  *
  * A model is these lists: embed; full, a block whose attention sees all tokens; sliding, a block with a window;
- * unrotated, a block without rope (a model has blocks of one or more of these kinds); last, the norm of each sequence's
+ * unrotated, a block without rope; dense, a block with an MLP in a model whose other blocks have experts (a model has
+ * blocks of one or more of these kinds); last, the norm of each sequence's
  * last token; head, its logits; choose, the next token.
- * BLOCK_<family>(KIND) is a block of the kind full, sliding or unrotated. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
+ * BLOCK_<family>(KIND) is a block of the kind full, sliding, unrotated or dense. To add a family: BLOCK_, EMBED_, LAST_, TENSORS_ and
  * NAMES_ of its name here, and its model_type and defaults in configure.py; for GGUF files, GGUF_ here and its
  * architecture in gguf_config.py.
  */
@@ -76,7 +77,8 @@
 #define ATTENTION_PART(KIND) ROPE_##KIND ATTENTION(KIND), PROJ
 /* MODEL_EXPERTS experts in place of the MLP, of which each token has MODEL_TOP_K. */
 #define EXPERTS                                                                                                      \
-    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (renormalise, MODEL_RENORMALISE)),            \
+    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (renormalise, MODEL_RENORMALISE)), EXPERT_MLP
+#define EXPERT_MLP                                                                                                   \
     (expert_linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN, MODEL_EXPERTS), (swiglu, act),                                 \
     (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route)
 
@@ -112,6 +114,34 @@
 #define BLOCK_QWEN3_MOE(KIND)                                                                                        \
     (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
     (fork, x2), NORM(rmsnorm, norm2), EXPERTS, (add, x2)
+
+/* DeepSeek-V2 and V3: keys and values are computed from a latent vector. On the host the cache has this vector and the
+ * rotated part of the keys (the absorbed form); on CUDA, and with MODEL_LATENT_EXPANDED, the keys and values of all
+ * heads. Beside the experts there is an MLP for all tokens; the first blocks have an MLP alone. */
+#if MODEL_Q_LORA
+#define DEEPSEEK_QUERY TE_MLA_QUERY_LORA
+#else
+#define DEEPSEEK_QUERY TE_MLA_QUERY
+#endif
+#if TE_CUDA || defined MODEL_LATENT_EXPANDED
+#define DEEPSEEK_MLA TE_MLA
+#else
+#define DEEPSEEK_MLA TE_MLA_ABSORBED
+#endif
+#define DEEPSEEK_ATTENTION                                                                                           \
+    DEEPSEEK_MLA(attn, DEEPSEEK_QUERY, MODEL_HIDDEN,                                                                 \
+                 (MODEL_HEADS, MODEL_Q_LORA, MODEL_LATENT, MODEL_UNROTATED_DIM, MODEL_ROTARY_DIM, MODEL_VALUE_DIM),  \
+                 (MODEL_ROPE_full), (scale, MODEL_ATTENTION_SCALE), (varlen, 1), (cache, MODEL_CACHE))
+#define DEEPSEEK_MLP_full                                                                                            \
+    (fork, h), (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (renormalise, MODEL_RENORMALISE),  \
+     MODEL_ROUTER), EXPERT_MLP, (fork, routed), (load, h), (linear, shared_fc1, MODEL_HIDDEN, 2 * MODEL_SHARED_FFN), \
+    (swiglu, shared_act), (linear, shared_fc2, MODEL_SHARED_FFN, MODEL_HIDDEN), (add, routed)
+#define DEEPSEEK_MLP_dense                                                                                           \
+    (linear, fc1, MODEL_HIDDEN, 2 * MODEL_DENSE_FFN), (swiglu, act), (linear, fc2, MODEL_DENSE_FFN, MODEL_HIDDEN)
+#define BLOCK_DEEPSEEK_V3(KIND)                                                                                      \
+    (fork, x1), NORM(rmsnorm, norm1), DEEPSEEK_ATTENTION, (add, x1),                                                 \
+    (fork, x2), NORM(rmsnorm, norm2), DEEPSEEK_MLP_##KIND, (add, x2)
+#define BLOCK_DEEPSEEK_V2(KIND) BLOCK_DEEPSEEK_V3(KIND)
 
 /* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
 #define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
@@ -174,6 +204,8 @@
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_QWEN3_MOE EMBED_TOKENS
+#define EMBED_DEEPSEEK_V2 EMBED_TOKENS
+#define EMBED_DEEPSEEK_V3 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
 #define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
@@ -189,6 +221,8 @@
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
 #define LAST_QWEN3_MOE NORM(rmsnorm, norm)
+#define LAST_DEEPSEEK_V2 NORM(rmsnorm, norm)
+#define LAST_DEEPSEEK_V3 NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
@@ -221,6 +255,9 @@ TE_INFERENCE(sliding, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FA
 #endif
 #if MODEL_HAS_unrotated
 TE_INFERENCE(unrotated, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(unrotated))
+#endif
+#if MODEL_HAS_dense
+TE_INFERENCE(dense, LIST_FORMAT((in, f32), (residual, f32), (out, f32)), OF_FAMILY(BLOCK_)(dense))
 #endif
 /* The rest is three lists. A row that `last` reads is a token of a prompt, of which there are many, and a row of `head`
  * is a sequence: so the workspace is for logits of sequences alone. `choose` is a list in f32, for logits in f32. */
@@ -268,6 +305,28 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"mlp.gate.weight", "route", "weight", 0, 0}
 #define EXPERT_NAMES_QWEN3_MOE                                                                                       \
     "mlp.experts.%d.gate_proj.weight", "mlp.experts.%d.up_proj.weight", "mlp.experts.%d.down_proj.weight"
+#define TENSORS_DEEPSEEK                                                                                             \
+    {"input_layernorm.weight", "norm1", "weight", 0, 0}, TENSORS_DEEPSEEK_QUERY,                                     \
+    {"self_attn.kv_a_proj_with_mqa.weight", "attn_kv_a", "weight", 0, 0},                                            \
+    {"self_attn.kv_a_layernorm.weight", "attn_kv_norm", "weight", 0, 0},                                             \
+    {"self_attn.o_proj.weight", "attn_proj", "weight", 0, 0},                                                        \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0}
+#if MODEL_Q_LORA
+#define TENSORS_DEEPSEEK_QUERY                                                                                       \
+    {"self_attn.q_a_proj.weight", "attn_q_a", "weight", 0, 0},                                                       \
+    {"self_attn.q_a_layernorm.weight", "attn_q_norm", "weight", 0, 0},                                               \
+    {"self_attn.q_b_proj.weight", "attn_q_b", "weight", 0, 0}
+#else
+#define TENSORS_DEEPSEEK_QUERY {"self_attn.q_proj.weight", "attn_q_b", "weight", 0, 0}
+#endif
+#define TENSORS_DEEPSEEK_V2                                                                                          \
+    TENSORS_DEEPSEEK, {"mlp.gate.weight", "route", "weight", 0, 0},                                                  \
+    {"mlp.shared_experts.gate_proj.weight", "shared_fc1", "weight", MODEL_SHARED_FFN, 0},                            \
+    {"mlp.shared_experts.up_proj.weight", "shared_fc1", "weight", MODEL_SHARED_FFN, 0},                              \
+    {"mlp.shared_experts.down_proj.weight", "shared_fc2", "weight", 0, 0}
+#define TENSORS_DEEPSEEK_V3 TENSORS_DEEPSEEK_V2, {"mlp.gate.e_score_correction_bias", "route", "choice_bias", 0, 0}
+#define EXPERT_NAMES_DEEPSEEK_V2 EXPERT_NAMES_QWEN3_MOE
+#define EXPERT_NAMES_DEEPSEEK_V3 EXPERT_NAMES_QWEN3_MOE
 #define TENSORS_GEMMA2                                                                                               \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0},                           \
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
@@ -333,6 +392,8 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
 #define NAMES_QWEN3_MOE 0
+#define NAMES_DEEPSEEK_V2 0
+#define NAMES_DEEPSEEK_V3 0
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
@@ -382,6 +443,21 @@ static const char *const name_prefixes[] = {"model.", "language_model.model.", "
 #endif
 #endif
 static const te_packed block_tensors[] = {TABLE_OF_BLOCK, END};
+#if MODEL_HAS_dense
+static const te_packed dense_tensors[] = {
+    TENSORS_DEEPSEEK, {"mlp.gate_proj.weight", "fc1", "weight", MODEL_DENSE_FFN, 0},
+    {"mlp.up_proj.weight", "fc1", "weight", MODEL_DENSE_FFN, 0}, {"mlp.down_proj.weight", "fc2", "weight", 0, 0}, END};
+#else
+#define dense_tensors block_tensors
+#endif
+#if MODEL_LATENT
+/* The tensor that has, for each head, the rows for k and then those for v. */
+#define LATENT_ROWS MODEL_UNROTATED_DIM + MODEL_VALUE_DIM
+static const te_packed_head_rows latent_tensors[] = {
+    {"self_attn.kv_b_proj.weight", "attn_k_b", "weight", MODEL_HEADS, LATENT_ROWS, 0, MODEL_UNROTATED_DIM},
+    {"self_attn.kv_b_proj.weight", "attn_v_b", "weight", MODEL_HEADS, LATENT_ROWS, MODEL_UNROTATED_DIM,
+     MODEL_VALUE_DIM}};
+#endif
 #if MODEL_EXPERTS
 static const char *const expert_names[3] = {OF_FAMILY(EXPERT_NAMES_)};
 #endif

@@ -1,5 +1,5 @@
 /* generate_model.c -- continues texts, or answers in a chat, with a model from Hugging Face or in a GGUF file: Llama 3,
- * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, GPT-2 and, from Hugging Face, Mixtral, Qwen3-MoE, Phi-3, OLMo 2, SmolLM3 and
+ * Mistral, Qwen 2.5 and 3, Gemma 2 and 3, GPT-2 and, from Hugging Face, Mixtral, Qwen3-MoE, DeepSeek-V2 and V3, Phi-3, OLMo 2, SmolLM3 and
  * Pythia. It runs on a CPU or, built by nvcc, on a GPU. Sizes are constants of the program, which is compiled for one model: configure.py
  * writes them out of the model's config.json, or of the file.
  *

@@ -23,27 +23,33 @@ enum {
 static part parts[PARTS];
 static te_block_weights weights[PARTS]; /* of the parts that are loaded by te_gguf_bind or te_quantized_bind */
 
-static const te_plan *block_plan(int layer) {
-    typedef const te_plan *plan_of(void);
-    static const char kind[MODEL_LAYERS] = {MODEL_KINDS};
-    static plan_of *const plans[] = {
+/* The plans of the kinds of blocks, in the order of configure.py. */
+typedef const te_plan *plan_of(void);
+static plan_of *const block_plans[] = {
 #if MODEL_HAS_full
-        full_plan,
+    full_plan,
 #else
-        0,
+    0,
 #endif
 #if MODEL_HAS_sliding
-        sliding_plan,
+    sliding_plan,
 #else
-        0,
+    0,
 #endif
 #if MODEL_HAS_unrotated
-        unrotated_plan
+    unrotated_plan,
 #else
-        0
+    0,
 #endif
-    };
-    return plans[(int)kind[layer]]();
+#if MODEL_HAS_dense
+    dense_plan
+#else
+    0
+#endif
+};
+static const te_plan *block_plan(int layer) {
+    static const char kind[MODEL_LAYERS] = {MODEL_KINDS};
+    return block_plans[(int)kind[layer]]();
 }
 #if MODEL_GGUF
 #include "load_gguf.h" /* open_model, load_embedding, load_block, load_last, load_head, close_model */

@@ -121,14 +121,21 @@ static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
     return load_tensors(p, table, prefix, ctx);
 }
 #endif
+/* In the first layers of some models, an MLP is in place of the experts. */
+static int is_dense(const part *p) { return MODEL_HAS_dense && p->plan == block_plans[3](); }
 static te_status load_block(part *p, int layer, te_context *ctx) {
     char name[MAX_NAME], prefix[2 * MAX_NAME];
     snprintf(name, sizeof name, layer_prefix, layer);
     snprintf(prefix, sizeof prefix, "%s%s", from.prefix, name);
 #if MODEL_EXPERTS
     TE_TRY(bind_part(p, 1, ctx));
-    TE_TRY(load_experts(p, prefix, ctx));
-    return load_tables(p, block_tensors, block_heads, prefix, ctx);
+    if (!is_dense(p)) TE_TRY(load_experts(p, prefix, ctx));
+#if MODEL_LATENT
+    te_packed_list views = te_packed_none();
+    const te_status status = te_packed_add_head_rows(&views, &p->model, latent_tensors, 2, prefix, ctx);
+    TE_TRY(load_views(&views, status, ctx));
+#endif
+    return load_tables(p, is_dense(p) ? dense_tensors : block_tensors, block_heads, prefix, ctx);
 #else
     return load_part(p, block_tensors, block_heads, prefix, ctx);
 #endif

@@ -3,7 +3,7 @@
  *
  * Do this, with TE_ATTENTION_FORWARD_OF and TE_ATTENTION_BACKWARD_OF of attention_kernels.h:
  *     (left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias, bias_dim0, bias_dim1, max_logit, value,
- *      fp8_output, cached)                          // options left out at the end are 0
+ *      fp8_output, cached, values_in_keys)          // options left out at the end are 0
  *
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
  *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
@@ -19,9 +19,9 @@
  *                    queries of a table, or the buckets; bias_dim1: the keys of a table, or max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
  *     value          head size of v and of the output; 0: head_dim, as for q and k
- *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward supports amax (in bf16 and
- *                    f16); 0: both must be null
+ *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward amax (16 bits); 0: both null
  *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Not with cross
+ *     values_in_keys 1: qkv and cache have no v: a value is the first `value` elements of its key. Host, forward only
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
@@ -139,6 +139,11 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
     return te__attn_drops(w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3], query / 8 % 2, limit);
 }
 
+/* The largest head sizes; the second one is that of attention with values_in_keys. */
+enum { TE_ATTENTION_MAX_HEAD_DIM = 256, TE_ATTENTION_MAX_LATENT_DIM = 1024 };
+#define TE__ATTENTION_MAX_DIM(values_in_keys) \
+    ((values_in_keys) ? (int)TE_ATTENTION_MAX_LATENT_DIM : (int)TE_ATTENTION_MAX_HEAD_DIM)
+
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
  * With softcap, the kernels hold a score as the tanh t, in [-1, 1], and its logit is softcap times t. Without softcap,
  * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with P =
@@ -154,7 +159,7 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 /* Defines name##_variant, the options as the kernels need them: on CUDA a type, the template argument F of the kernels;
  * on the host a function that returns a te__attn_variant. */
 #define TE__ATTENTION_VARIANT(name, options) \
-    TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
+    TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
 
 #if TE_CUDA
@@ -163,7 +168,7 @@ template <bool first, class A, class B> struct te__choose_type { typedef A type;
 template <class A, class B> struct te__choose_type<false, A, B> { typedef B type; };
 
 #define TE__ATTENTION_VARIANT__(name, left, right, softcap, dropout, varlen, alibi, sinks, only, cross, bias,        \
-                                bias_dim0, bias_dim1, max_logit, value, fp8_output, cached, ...)                     \
+                                bias_dim0, bias_dim1, max_logit, value, fp8_output, cached, values_in_keys, ...)     \
     struct name##_variant {                                                                                          \
         static constexpr int LEFT = left, RIGHT = right;                                                             \
         static constexpr float SOFTCAP = (float)(softcap);                                                           \
@@ -180,7 +185,8 @@ template <class A, class B> struct te__choose_type<false, A, B> { typedef B type
         static constexpr int VALUE = value;                                                                          \
         static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
         static constexpr int ONLY = only;                                                                            \
-        TE__ATTENTION_VARIANT_ASSERT(LEFT, RIGHT, VARLEN && CROSS, VALUE)                                            \
+        static_assert(!(values_in_keys), "te: attention: values_in_keys has no kernels on CUDA");                    \
+        TE__ATTENTION_VARIANT_ASSERT(LEFT, RIGHT, VARLEN && CROSS, VALUE, 0)                                         \
     };
 /* The head size of v. */
 template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { return F::VALUE ? F::VALUE : D; }
@@ -192,6 +198,7 @@ typedef struct te__attn_variant {
     float factor;
     int varlen, alibi, sinks, cross, bias, max_logit, value, fp8_output, cached;
     int cache_format;                    /* a te_cache_format */
+    int values_in_keys;
     /* 1 if queries and keys may differ in number, because of the option cross or cached */
     int shifted;
     int bias_queries, bias_keys;         /* the sizes of a bias table */
@@ -199,9 +206,10 @@ typedef struct te__attn_variant {
 } te__attn_variant;
 
 #define TE__ATTENTION_VARIANT__(name, left_, right_, softcap_, dropout_, varlen_, alibi_, sinks_, only_, cross_,     \
-                                bias_, bias_dim0_, bias_dim1_, max_logit_, value_, fp8_output_, cached_, ...)        \
-    TE__ATTENTION_VARIANT_ASSERT(left_, right_, (varlen_) && (cross_), value_)                                       \
-    enum { name##_variant_value = value_ };                                                                          \
+                                bias_, bias_dim0_, bias_dim1_, max_logit_, value_, fp8_output_, cached_,             \
+                                values_in_keys_, ...)                                                                \
+    TE__ATTENTION_VARIANT_ASSERT(left_, right_, (varlen_) && (cross_), value_, values_in_keys_)                      \
+    enum { name##_variant_value = value_, name##_variant_in_keys = values_in_keys_ };                                \
     TE_FN te__attn_variant name##_variant(void) {                                                                    \
         te__attn_variant f;                                                                                          \
         f.left = left_, f.right = right_, f.softcap = (float)(softcap_);                                             \
@@ -211,13 +219,19 @@ typedef struct te__attn_variant {
         f.bias_keys = f.bias_max_distance = bias_dim1_;                                                              \
         f.max_logit = (max_logit_) != 0, f.value = value_, f.fp8_output = (fp8_output_) != 0;                        \
         f.cached = (cached_) != 0, f.cache_format = (int)(cached_), f.shifted = f.cross || f.cached;                 \
+        f.values_in_keys = (values_in_keys_) != 0;                                                                   \
         return f;                                                                                                    \
     }
 /* The head size of v. */
 TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value ? f.value : head_dim; }
+/* The elements of a value in qkv and in the cache: 0 if values are parts of keys. */
+TE_FN int te__attn_stored_value_dim(int head_dim, te__attn_variant f) {
+    return f.values_in_keys ? 0 : te__attn_value_dim(head_dim, f);
+}
 #endif
-#define TE__ATTENTION_VARIANT_ASSERT(left, right, varlen_and_cross, value)                                           \
-    static_assert((value) >= 0 && (value) <= 256, "te: attention: value must be 1 to 256, or 0");                    \
+#define TE__ATTENTION_VARIANT_ASSERT(left, right, varlen_and_cross, value, values_in_keys)                           \
+    static_assert((value) >= 0 && (value) <= TE__ATTENTION_MAX_DIM(values_in_keys),                                  \
+                  "te: attention: value must be 1 to 256, or 0");                                                    \
     static_assert(!(varlen_and_cross), "te: attention: cross-attention does not go with varlen");                    \
     static_assert((left) >= TE_ATTENTION_ALL && (left) <= TE_ATTENTION_MAX_SEQ,                                      \
                   "te: attention: left must be 0 to 2^20, or TE_ATTENTION_ALL");                                     \
@@ -236,6 +250,8 @@ typedef struct te_attention_options {
     /* the options of these names, as the head of this file describes them */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
+    /* the elements of a value in a packed row and in a cache: value_dim, or 0 if values are parts of keys */
+    int stored_value_dim;
 } te_attention_options;
 
 /* ---- keys and values in a cache ---------------------------------------------------------------------------------- */
@@ -252,9 +268,9 @@ typedef enum te_cache_format {
 
 /* The keys and values of one attention in a te_cache (te/cache/cache.h), for the sequences of a batch. A page holds
  * `page_rows` tokens: the keys of each head, [kv_heads, page_rows, head_dim], then the values, [kv_heads, page_rows,
- * value_dim]. On CUDA, rows that are a multiple of 128 bytes long, in a dtype of 16 bits, are swizzled: the 16-byte
- * chunk c of row r is stored where chunk c ^ (r % 8) would be without swizzling. A page can then be copied to shared
- * memory unchanged, and can be read there without bank conflicts.
+ * value_dim], unless values are parts of keys (values_in_keys). On CUDA, rows that are a multiple of 128 bytes long, in
+ * a dtype of 16 bits, are swizzled: the 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without
+ * swizzling. A page can then be copied to shared memory unchanged, and can be read there without bank conflicts.
  *
  * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
  * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, rows that are a
@@ -489,14 +505,12 @@ TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
     return s;
 }
 
-enum { TE_ATTENTION_MAX_HEAD_DIM = 256 };
-
 /* Compile-time checks of the head counts and the head size of an attention; the same for both targets. */
-#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                         \
+#define TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, max_dim)                \
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
-    static_assert((head_dim) >= 1 && (head_dim) <= TE_ATTENTION_MAX_HEAD_DIM,   \
-        "te: attention: head_dim must be 1 to 256");
+    static_assert((head_dim) >= 1 && (head_dim) <= (max_dim),                   \
+        "te: attention: head_dim must be 1 to 256, or with values_in_keys 1 to 1024");
 
 /* Checks the sizes and pointers of a call of an attention kernel. sinks: 1 if the option sinks is set; name: the
  * kernel's name, for the error text. */

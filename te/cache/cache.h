@@ -76,7 +76,8 @@ TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
 TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     const te_attention_options *o = te__cached_options(op);
     const int format = (int)te__cache_format_of(op);
-    return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + te__cache_row_size(o->value_dim, format)) *
+    const int of_value = o->stored_value_dim ? te__cache_row_size(o->stored_value_dim, format) : 0;
+    return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + of_value) *
            (int64_t)te__cache_element_bytes((te_cache_format)format, dtype);
 }
 /* Replaces page_rows and pages of the config, if they are 0, by the numbers that 0 stands for. */

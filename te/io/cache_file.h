@@ -80,7 +80,7 @@ TE_API void te__cache_file_describe(te__cache_file *f, int has_tokens) {
     te__cache_file_part part;
     f->count = 0;
     for (part.layer = 0; part.layer < c->layer_count; part.layer++)
-        for (part.value = 0; part.value < 2; part.value++)
+        for (part.value = 0; part.value <= (te__cache_file_options(c, part.layer)->stored_value_dim > 0); part.value++)
             for (part.scales = 0; part.scales <= TE__CACHE_HAS_SCALES(c->layer[part.layer].format); part.scales++)
                 te__cache_file_append(f, part);
     f->parts = f->count;

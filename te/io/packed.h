@@ -46,6 +46,14 @@ typedef struct te_packed_heads {
     int heads, kv_heads; /* of all ranks together */
 } te_packed_heads;
 
+/* For te_packed_add_head_rows: a tensor of a file that has `all` rows for each head, of which the `rows` rows from
+ * `first` on are those of the parameter. In the files of DeepSeek-V2 and V3, kv_b_proj has the rows of k and then those
+ * of v of each head. */
+typedef struct te_packed_head_rows {
+    const char *name, *op, *field; /* as in te_packed_heads */
+    int heads, all, first, rows;
+} te_packed_head_rows;
+
 /* A list of views of parameters, with their names, for te_safetensors_load and te_safetensors_write. */
 typedef struct te_packed_list {
     te_safetensor *tensor;
@@ -226,6 +234,23 @@ TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, co
     }
     return TE_OK;
 }
+/* Add the views of the rows that a parameter has of each head of a tensor. */
+TE_API te_status te__packed_head_rows_views(te_packed_list *l, const te_model *m, const te_packed_head_rows *of,
+                                            const char *prefix, te_context *ctx) {
+    const te_packed part = {of->name, of->op, of->field, 0, 0};
+    TE_TRY(te__packed_check(m, &part, 0, ctx));
+    const te_param *p = te__packed_param(m, &part);
+    const int64_t extent = te__packed_extent(p, ctx);
+    TE_REQUIRE(of->heads > 0 && of->rows > 0 && of->first >= 0 && of->first <= of->all - of->rows &&
+                   extent == (int64_t)of->heads * of->rows, ctx, TE_ERROR_SHAPE,
+               "te_packed_add_head_rows: %.60s: %s.%s has %lld rows, not the %d from %d on of %d rows of %d heads",
+               of->name, p->op, p->field, (long long)extent, of->rows, of->first, of->all, of->heads);
+    for (int64_t h = 0; h < of->heads; h++) {
+        const te__packed_range rows = {h * of->rows, of->rows, h * of->all + of->first, (int64_t)of->heads * of->all};
+        TE_TRY(te__packed_views(l, p, &part, rows, prefix, ctx));
+    }
+    return TE_OK;
+}
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
@@ -261,6 +286,23 @@ TE_API te_status te_packed_add_heads(te_packed_list *l, const te_model *m, const
     const int before = l->count;
     for (int i = 0; i < count; i++) {
         const te_status status = te__packed_heads_views(l, m, &tensors[i], prefix, ctx);
+        if (status != TE_OK) return te__packed_truncate(l, before), status;
+    }
+    return TE_OK;
+}
+/* Add views of parameters that have some rows of each head of a tensor. Such a list can be loaded, and not written to a
+ * file. After an error the list is unchanged. */
+TE_API te_status te_packed_add_head_rows(te_packed_list *l, const te_model *m, const te_packed_head_rows *tensors,
+                                         int count, const char *prefix, te_context *ctx) {
+    TE_TRY(te__check_context(ctx, "te_packed_add_head_rows"));
+    TE_REQUIRE(l && m && m->plan && prefix && (tensors || !count), ctx, TE_ERROR_NULL,
+               "te_packed_add_head_rows: the list, the instance, the tensors or the prefix is null");
+    TE_TRY(te__check_bound(m->plan, m, ctx));
+    TE_REQUIRE(count >= 0 && count <= 1 << 20 && l->count <= 1 << 20, ctx, TE_ERROR_SHAPE,
+               "te_packed_add_head_rows: %d tensors", count);
+    const int before = l->count;
+    for (int i = 0; i < count; i++) {
+        const te_status status = te__packed_head_rows_views(l, m, &tensors[i], prefix, ctx);
         if (status != TE_OK) return te__packed_truncate(l, before), status;
     }
     return TE_OK;

@@ -1,7 +1,7 @@
 /* attention.h -- (attention, name, heads, kv_heads, head_dim); options with defaults (causal, 1), (scale, 1 /
  * sqrt(head_dim)), (window_left, -1), (window_right, -1), (softcap, 0), (dropout, 0), (varlen, 0), (alibi, 0), (sinks,
- * 0), (fp8, 0), (value_dim, head_dim), (context, 0), and those of score_bias.h: (bias, heads) or (bias, shared),
- * (relative_bias, buckets), (max_logit, 0)
+ * 0), (fp8, 0), (value_dim, head_dim), (values_in_keys, 0), (context, 0), and those of score_bias.h: (bias, heads) or
+ * (bias, shared), (relative_bias, buckets), (max_logit, 0)
  *
  * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which have
  * (heads + 2 kv_heads) * head_dim columns; a row of the output has heads * head_dim columns. kv_heads must divide
@@ -57,6 +57,11 @@
  * Attention whose heads are split over a tensor group does not accept the option, because the parts q, k and v that the
  * GEMM in front computes would have different sizes.
  *
+ * values_in_keys: 1: a packed row has no v: the value of a token is the first value_dim columns of its key, and the
+ * cache has keys only. This is multi-head latent attention in its absorbed form (head_linear.h): one kv head, whose key
+ * is the latent vector and the rotated part, (head_dim 576, value_dim 512). The head size may be up to 1024. Only
+ * inference has the option, and only on the host.
+ *
  * varlen: 1: te_batch.cu_seqlens may be given; each sequence then attends only to itself. The option is fixed at
  * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little
  * faster.
@@ -78,9 +83,11 @@
 #define TE_SHAPES_attention(op) (3)
 #define TE_IN_attention(op)                                                    \
     (((int)(TE_ARG1(op, 0)) + (int)(TE_ARG2(op, 0))) * (int)(TE_ARG3(op, 0)) + \
-        (int)(TE_ARG2(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
+        (int)(TE_ARG2(op, 0)) * (int)TE__STORED_VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE_OUT_attention(op, in) ((int)(TE_ARG1(op, 0)) * (int)TE__VALUE_DIM(op, TE_ARG3(op, 0)))
 #define TE__VALUE_DIM(op, head_dim) (TE_OPTION(op, value_dim, head_dim))
+#define TE__VALUES_IN_KEYS(op) (TE_OPTION(op, values_in_keys, 0))
+#define TE__STORED_VALUE_DIM(op, head_dim) (TE__VALUES_IN_KEYS(op) ? 0 : (int)TE__VALUE_DIM(op, head_dim))
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | ((int)TE__CACHE_FORMAT(op) << TE_CACHE_FORMAT_SHIFT))
@@ -112,6 +119,8 @@
 #define TE_TAKES_attention_sinks TE_INTEGER
 #define TE_TAKES_attention_softcap TE_NUMBER
 #define TE_TAKES_attention_value_dim TE_INTEGER
+#define TE_TAKES_attention_values_in_keys TE_INTEGER
+#define TE_SAME_values_in_keys_values_in_keys ,
 #define TE_TAKES_attention_varlen TE_INTEGER
 #define TE_TAKES_attention_window_left TE_INTEGER
 #define TE_TAKES_attention_window_right TE_INTEGER
@@ -168,14 +177,30 @@
 #define TE__OPTIONS_ATTENTION(op, heads, kv_heads, head_dim)                                            \
     (te_attention_options, heads, kv_heads, head_dim, TE__CAUSAL(op), (float)(TE_OPTION(op, scale, 0)), \
         TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ALIBI(op), TE__SINKS(op),       \
-        TE__BIAS_VARIANT(op), TE__VALUE_DIM(op, head_dim))
+        TE__BIAS_VARIANT(op), TE__VALUE_DIM(op, head_dim), TE__STORED_VALUE_DIM(op, head_dim))
 #define TE_CHECK_attention(model, op)                                                                                \
     (static_assert(TE__VARLEN(op) == 0 || TE__VARLEN(op) == 1,                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": varlen must be 0 or 1");                            \
      TE__CHECK_FP8(model, op, TE_ARG3(op, 0))                                                                        \
      TE__CHECK_CACHED(model, op)                                                                                     \
      TE__CP_CHECK(model, op)                                                                                         \
+     TE__CHECK_VALUES_IN_KEYS(model, op)                                                                             \
      TE__CHECK_ATTENTION(model, op, TE_ARG1(op, 0), TE_ARG2(op, 0)))
+#define TE__CHECK_VALUES_IN_KEYS(model, op)                                                                          \
+     static_assert(TE__VALUES_IN_KEYS(op) == 0 || TE__VALUES_IN_KEYS(op) == 1,                                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": values_in_keys must be 0 or 1");                    \
+     static_assert(!TE_CUDA || !TE__VALUES_IN_KEYS(op),                                                              \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": values_in_keys has no kernels on CUDA; expand keys and values with linears");              \
+     static_assert(!TE__VALUES_IN_KEYS(op) || (TE__VALUE_DIM(op, TE_ARG3(op, 0)) <= (TE_ARG3(op, 0)) &&              \
+                                               (TE_ARG3(op, 0)) <= (int)TE_ATTENTION_MAX_LATENT_DIM),                \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": with values_in_keys head_dim is at most 1024, and value_dim at most head_dim");            \
+     static_assert(!TE__VALUES_IN_KEYS(op) || TE_HAS_OPTION(op, scale),                                              \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
+                       ": values_in_keys needs (scale, ..), that of the heads before the absorption");               \
+     static_assert(!TE__VALUES_IN_KEYS(op) || !TE__IF_CP_OPTION(op, 1, 0),                                           \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": values_in_keys does not go with context");
 #define TE__CHECK_CACHED(model, op)                                                                                  \
      static_assert(TE__IF_CACHE_KNOWN(op, 1, 0),                                                                     \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": cache must be 0, 1, int8 or e4m3");                 \
@@ -189,7 +214,8 @@
      TE__CHECK_SCORE_BIAS(model, op, heads)                                                                          \
      static_assert((heads) % (kv_heads) == 0,                                                                        \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
-     static_assert(TE__VALUE_DIM(op, 1) >= 1 && TE__VALUE_DIM(op, 1) <= (int)TE_ATTENTION_MAX_HEAD_DIM,              \
+     static_assert(TE__VALUE_DIM(op, 1) >= 1 &&                                                                      \
+                       TE__VALUE_DIM(op, 1) <= TE__ATTENTION_MAX_DIM(TE__VALUES_IN_KEYS(op)),                        \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 256");                       \
      static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 8) % 8 == 0,                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
@@ -222,7 +248,8 @@
  * te/attention/attention_options.h. */
 #define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
-        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), fp8_output)
+        TE__ALIBI(op), TE__SINKS(op), 0, cross, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), fp8_output, \
+        0, TE__VALUES_IN_KEYS(op))
 /* Declares the kernels that compute the gradients of an attention's parameters, namely of sinks and of the score
  * bias. */
 #define TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                                \
@@ -240,7 +267,7 @@
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model),         \
-        TE__CACHE_FORMAT(op))
+        TE__CACHE_FORMAT(op), TE__VALUES_IN_KEYS(op))
 #define TE_CUSTOM_attention_forward(name, model, dtype, op)                                                \
     TE__IF_CACHED(op, TE__ATTENTION_CACHED, TE_NOTHING)(name, model, dtype, op)                         \
     TE__IF_FP8(op, TE__ATTENTION_FP8, TE__ATTENTION)(FORWARD, name, model, dtype, op)                   \
@@ -253,6 +280,8 @@
                                      TE__IF_CP(op, &name##_cp, 0));                                     \
     }
 #define TE_CUSTOM_attention_backward(name, model, dtype, op)                                        \
+    static_assert(!TE__VALUES_IN_KEYS(op), "te: " TE_STRING(model) ": " TE_CALLED(op)               \
+                  ": values_in_keys is for inference: declare the list with TE_INFERENCE");        \
     TE__ATTENTION(BACKWARD, name, model, dtype, op)                                              \
     TE__ATTENTION_PARAM_GRADS(name, dtype, op)                                                   \
     TE__IF_CP(op, TE__CP_BACKWARD, TE_NOTHING)(name##_cp, dtype, op)                             \
@@ -282,7 +311,7 @@
      TE__FP8_WITHOUT(model, op, softcap) TE__FP8_WITHOUT(model, op, dropout) TE__FP8_WITHOUT(model, op, varlen)      \
      TE__FP8_WITHOUT(model, op, alibi) TE__FP8_WITHOUT(model, op, sinks) TE__FP8_WITHOUT(model, op, bias)            \
      TE__FP8_WITHOUT(model, op, relative_bias) TE__FP8_WITHOUT(model, op, max_logit)                                 \
-     TE__FP8_WITHOUT(model, op, value_dim)
+     TE__FP8_WITHOUT(model, op, value_dim) TE__FP8_WITHOUT(model, op, values_in_keys)
 #define TE__FP8_WITHOUT(model, op, option)                                                                           \
      static_assert(!TE__FP8(op) || !TE_HAS_OPTION(op, option),                                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": fp8 does not go with " #option);

@@ -352,7 +352,9 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 #define TE__SAME_HEADS(name, op, rope)                                                                \
     static_assert((TE_ARG1(op, 0)) == (TE_ARG1(rope, 0)) && (TE_ARG2(op, 0)) == (TE_ARG2(rope, 0)) && \
                       (TE_ARG3(op, 0)) == (TE_ARG3(rope, 0)),                                         \
-                  "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");
+                  "te: " #name ": " TE_CALLED(op) " and " TE_CALLED(rope) " must have the same heads");      \
+    static_assert(TE__ROPE_FIRST(rope) == 0,                                                          \
+                  "te: " #name ": " TE_CALLED(rope) ": first must be 0 behind a head_norm");
 
 /* Defines the forward kernel of a step. last: the op of this step that comes last in the list: the rope, or the norm if
  * there is no rope. */

@@ -2,9 +2,10 @@
  * k of all kv_heads, v of all kv_heads], or only q if kv_heads is 0. v passes through unchanged.
  *
  *   (rope, name, heads, kv_heads, head_dim)
- * Options, with their defaults: (rotary_dim, head_dim), where dimensions from rotary_dim on pass through unchanged;
- * (interleaved, 0); (base, 10000.0f); (value_dim, head_dim), the size of a head of v; and (scaling, none) with its
- * parameters, described below, for longer contexts, for frequencies of the caller, and for several positions.
+ * Options, with their defaults: (first, 0) and (rotary_dim, head_dim - first): in each head, rotary_dim dimensions from
+ * `first` on are rotated, and the others pass through unchanged; (interleaved, 0); (base, 10000.0f); (value_dim,
+ * head_dim), the size of a head of v; and (scaling, none) with its parameters, described below, for longer contexts,
+ * for frequencies of the caller, and for several positions.
  *
  * Do this:
  *     (linear, qkv, 4096, 6144), (rope, rot, 32, 8, 128, (base, 500000.0f)), (attention, attn, 32, 8, 128)
@@ -12,15 +13,15 @@
  * In a row at position t, the pair (a, b) with index p is rotated by the angle t * base^(-2p / rotary_dim), unless a
  * scaling changes the frequency:
  *     a' = a cos - b sin,  b' = a sin + b cos
- * Pairs are the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and 2p + 1 (GPT-J). The
- * position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise the position is the sum
- * of te_batch.position, the row's index within its sequence and, with a te_cache, the number of the sequence's tokens
- * that are already in the cache. The op saves nothing: backward rotates dy by the negative angle. Memory traffic: reads
- * x and writes y; the angles are computed by the kernel, not read.
+ * Pairs are, counted from `first`, the dimensions p and p + rotary_dim / 2 (GPT-NeoX, Llama) or, interleaved, 2p and
+ * 2p + 1 (GPT-J). The position of a row is the row's entry in te_batch.positions, if that array is given. Otherwise
+ * the position is the sum of te_batch.position, the row's index within its sequence and, with a te_cache, the number
+ * of the sequence's tokens that are already in the cache. The op saves nothing: backward rotates dy by the negative
+ * angle. Memory traffic: reads x and writes y; the angles are computed by the kernel, not read.
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
- * columns, in v as well; therefore value_dim must then be a multiple of head_dim.
+ * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` no kernel is fused.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -43,6 +44,7 @@
         (int)(TE_ARG2(op, 0)) * (int)TE__ROPE_VALUE(op))
 #define TE_TAKES_rope_value_dim TE_INTEGER
 #define TE__ROPE_VALUE(op) (TE_OPTION(op, value_dim, TE_ARG3(op, 0)))
+#define TE_TAKES_rope_first TE_INTEGER
 #define TE_TAKES_rope_rotary_dim TE_INTEGER
 #define TE_TAKES_rope_interleaved TE_INTEGER
 #define TE_TAKES_rope_base TE_NUMBER
@@ -52,16 +54,22 @@
 #define TE__ROPE_VALUES(op) TE__ROTARY(op), TE__INTERLEAVED(op), (float)(TE_OPTION(op, base, 10000.0f)), \
     TE_ROPE_SCALING_OPTIONS(op)
 #define TE__INTERLEAVED(op) TE_OPTION(op, interleaved, 0)
-#define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, TE_ARG3(op, 0)))
+#define TE__ROPE_FIRST(op) ((int)(TE_OPTION(op, first, 0)))
+#define TE__ROTARY(op) (TE_OPTION(op, rotary_dim, (TE_ARG3(op, 0)) - TE__ROPE_FIRST(op)))
 #define TE_CHECK_rope(model, op)                                                                                       \
     (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) >= 0 && (TE_ARG3(op, 0)) > 0,                              \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
                       ": heads and head_dim must be positive, kv_heads at least 0");                                   \
      static_assert(TE__INTERLEAVED(op) == 0 || TE__INTERLEAVED(op) == 1,                                               \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": interleaved must be 0 or 1");                          \
-     static_assert(TE__ROTARY(op) >= 0 && TE__ROTARY(op) % 2 == 0 && TE__ROTARY(op) <= (TE_ARG3(op, 0)),               \
-                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": rotary_dim must be even and no larger than head_dim"); \
-     static_assert(TE__ROPE_VALUE(op) >= 1 && (256 % (TE_ARG3(op, 1)) || TE__ROPE_VALUE(op) % (TE_ARG3(op, 1)) == 0),  \
+     static_assert(TE__ROPE_FIRST(op) >= 0 && TE__ROPE_FIRST(op) <= (TE_ARG3(op, 0)),                                  \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": first must be 0 to head_dim");                         \
+     static_assert(TE__ROTARY(op) >= 0 && TE__ROTARY(op) % 2 == 0 &&                                                   \
+                       TE__ROTARY(op) <= (TE_ARG3(op, 0)) - TE__ROPE_FIRST(op),                                        \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
+                      ": rotary_dim must be even and no larger than head_dim, without the dimensions before first");   \
+     static_assert(TE__ROPE_VALUE(op) >= 1 && (TE__ROPE_FIRST(op) || 256 % (TE_ARG3(op, 1)) ||                         \
+                                               TE__ROPE_VALUE(op) % (TE_ARG3(op, 1)) == 0),                            \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                           \
                       ": value_dim must be positive and, where head_dim divides 256, a multiple of it");               \
      static_assert((int)TE_ROWS_OUT(model, op) == (int)TE_ROWS_tokens,                                                 \
@@ -79,7 +87,8 @@
     TE_BOTH te_rope_shape name##_rope_shape(void) {                                                              \
         te_rope_shape k;                                                                                         \
         k.width = TE_WIDTH_IN(model, op), k.qk_width = TE__ROPE_QK_WIDTH(op), k.head_dim = TE_ARG3(op, 0);       \
-        k.rotary_dim = TE__ROTARY(op), k.interleaved = TE__INTERLEAVED(op), k.scaled = TE__ROPE_FREQUENCIES(op); \
+        k.first = TE__ROPE_FIRST(op), k.rotary_dim = TE__ROTARY(op), k.interleaved = TE__INTERLEAVED(op);        \
+        k.scaled = TE__ROPE_FREQUENCIES(op);                                                                     \
         k.direction = sign, k.x = (te_dtype)(from), k.y = (te_dtype)(to);                                        \
         return k;                                                                                                \
     }                                                                                                            \
@@ -367,7 +376,7 @@ enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 typedef struct te_rope_shape {
     int width, qk_width; /* width: number of columns of a row; qk_width: number of columns of q and k, with which a row
                           * begins */
-    int head_dim, rotary_dim, interleaved;
+    int head_dim, first, rotary_dim, interleaved;
     int scaled;          /* where the frequencies come from: TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given */
     int direction;       /* 1: forward; -1: backward, which rotates by the negative angle */
     te_dtype x, y;
@@ -428,7 +437,8 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
 
 /* Return whether all columns can be loaded and rotated in vectors of eight. */
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
-    return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
+    return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.first % 8 == 0 &&
+           k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
 }
 /* Rotate `rows` rows from row `first` on, one element at a time, which works for any width. */
 TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
@@ -437,11 +447,12 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            /* low: 1 if column d of a head is the first column of its pair */
-            const int d = c % k.head_dim, low = k.interleaved ? d % 2 == 0 : d < pairs;
+            /* d: the column of the head, counted from the first rotated one; low: 1 if it is the first column of its
+             * pair */
+            const int d = c % k.head_dim - k.first, low = k.interleaved ? d % 2 == 0 : d < pairs;
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
-            if (c < k.qk_width && d < k.rotary_dim) {
+            if (c < k.qk_width && d >= 0 && d < k.rotary_dim) {
                 const float mate = te_load(a->x, at + (low ? 1 : -1) * (k.interleaved ? 1 : pairs), k.x);
                 const float cosine = cos_sin[r * k.rotary_dim + p], sine = cos_sin[r * k.rotary_dim + pairs + p];
                 v = low ? v * cosine - mate * sine : v * cosine + mate * sine;
@@ -459,11 +470,11 @@ TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, cons
     const int pairs = k.rotary_dim / 2, distance = k.interleaved ? 0 : pairs;
     const int head_units = (k.head_dim - distance) / 8, heads = k.qk_width / k.head_dim;
     for (int u = g.id; u < heads * head_units + (k.width - k.qk_width) / 8; u += g.count) {
-        const int head = u / head_units, in_head = u % head_units * 8;
-        const int rotates = head < heads && in_head < (k.interleaved ? k.rotary_dim : pairs);
-        const int passes_behind_pairs = head < heads && !rotates && !k.interleaved;
-        const int d = passes_behind_pairs ? in_head + pairs : in_head;
-        const int c = head < heads ? head * k.head_dim + d : k.qk_width + (u - heads * head_units) * 8;
+        const int head = u / head_units, in_head = u % head_units * 8 - k.first;
+        const int rotates = head < heads && in_head >= 0 && in_head < (k.interleaved ? k.rotary_dim : pairs);
+        const int passes_behind_pairs = head < heads && in_head >= 0 && !rotates && !k.interleaved;
+        const int d = passes_behind_pairs ? in_head + pairs : in_head; /* counted from the first rotated column */
+        const int c = head < heads ? head * k.head_dim + k.first + d : k.qk_width + (u - heads * head_units) * 8;
         te_vec8 x[TE_ROPE_ROWS], mate[TE_ROPE_ROWS];
         TE_UNROLL for (int r = 0; r < TE_ROPE_ROWS; r++) {
             if (r >= rows) continue;

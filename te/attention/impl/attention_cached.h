@@ -21,7 +21,7 @@
  * rounds them. Memory traffic: for each row, kv_heads * (head_dim + value_dim) elements are read, and as many written.
  *
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
- *     // name, dtype, heads, kv_heads, head_dim, value_dim, te_cache_format
+ *     // name, dtype, heads, kv_heads, head_dim, value_dim (0: values are parts of keys), te_cache_format
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
 /* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
  * TE_CACHE_STORE_AHEAD: the number of consecutive rows of which a thread copies the same vector (of up to 8 elements),
@@ -179,7 +179,7 @@ TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape
     te__cache_store_work w;
     const int has_scales = TE__CACHE_HAS_SCALES(k.format);
     w.rows = has_scales ? 1 : (int)TE_CACHE_STORE_AHEAD;
-    w.in_row = has_scales ? 2 * k.kv_heads : te__cache_store_vectors(k);
+    w.in_row = has_scales ? (k.dv ? 2 : 1) * k.kv_heads : te__cache_store_vectors(k);
     w.in_block = has_scales ? (int)TE_CACHE_STORE_ROWS : (int)TE_CACHE_STORE_VECTORS;
     return w;
 }
@@ -190,7 +190,7 @@ TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te
     const te_sequences s = te__attn_sequences(a);
     if (TE__CACHE_HAS_SCALES(k.format)) {
         te_lanes g = te_lanes_here(TE_CACHE_STORE_LANES, &group);
-        const int in_row = 2 * k.kv_heads, groups = TE_CACHE_STORE_THREADS / TE_CACHE_STORE_LANES;
+        const int in_row = (k.dv ? 2 : 1) * k.kv_heads, groups = TE_CACHE_STORE_THREADS / TE_CACHE_STORE_LANES;
         const int64_t from = (int64_t)b.x * TE_CACHE_STORE_ROWS, all = (int64_t)s.rows * in_row;
         for (int64_t j = from + group; j < te_min(all, from + TE_CACHE_STORE_ROWS); j += groups)
             te__cache_store_quantized(a, &s, (int)(j / in_row), (int)(j % in_row), k, &g);
@@ -296,7 +296,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
     TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \
-                             te__attn_value_dim(head_dim, name##_kernel_variant()),                                 \
+                             te__attn_stored_value_dim(head_dim, name##_kernel_variant()),                          \
                              name##_kernel_variant().cache_format)                                                  \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(name##_store_launch(ctx, a));                                                                        \

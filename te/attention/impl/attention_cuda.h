@@ -361,7 +361,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
 #define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim) \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                 \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, TE_ATTENTION_MAX_HEAD_DIM)                 \
     static_assert(TE_##dtype == TE_f32 || (head_dim) % 8 == 0,      \
                   "te: attention: head_dim must be a multiple of 8 in bf16 and f16 on CUDA");
 #define TE__ATTENTION_VALUE_ASSERT(name, dtype)                                \

@@ -23,12 +23,14 @@ typedef struct te__attn_call {
     const te_attention_args *a;
     te_dtype dtype;
     int heads, kv_heads, d, dv; /* d: head_dim; dv: the head size of v */
+    int stored_dv;              /* how many elements of a value qkv and the cache have; 0: values are parts of keys */
     te__attn_variant f;
 } te__attn_call;
 TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype, int heads, int kv_heads, int d,
                                      te__attn_variant f) {
     te__attn_call c;
-    c.a = a, c.dtype = dtype, c.heads = heads, c.kv_heads = kv_heads, c.d = d, c.dv = te__attn_value_dim(d, f), c.f = f;
+    c.a = a, c.dtype = dtype, c.heads = heads, c.kv_heads = kv_heads, c.d = d, c.f = f;
+    c.dv = te__attn_value_dim(d, f), c.stored_dv = te__attn_stored_value_dim(d, f);
     return c;
 }
 
@@ -57,11 +59,11 @@ TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head
     const int heads = c->heads, kv_heads = c->kv_heads, d = c->d;
     const te_sequences s = te__attn_sequences(a);
     const te_sequence rows = te_sequence_rows(&s, batch);
-    const int64_t first = rows.first, kv = head / (heads / kv_heads), dv = c->dv;
+    const int64_t first = rows.first, kv = head / (heads / kv_heads), dv = c->stored_dv;
     te__attn_head h;
     h.seq = h.keys = rows.count, h.head = batch * heads + head;
     h.global_head = te__attn_global_head(a->whole, h.head, heads);
-    h.width = (int64_t)(heads + kv_heads) * d + kv_heads * dv, h.out_width = (int64_t)heads * dv;
+    h.width = (int64_t)(heads + kv_heads) * d + kv_heads * dv, h.out_width = (int64_t)heads * c->dv;
     h.kv_width = h.width, h.k = first * h.width + (heads + kv) * d, h.kv = a->qkv, h.dkv = a->dqkv;
     if (c->f.cross) {
         h.width = (int64_t)heads * d, h.kv_width = (int64_t)kv_heads * (d + dv), h.keys = a->kv_seq;
@@ -74,7 +76,7 @@ TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head
         h.k = te__cache_head_rows(&a->cache, 0, (int)kv, kv_heads, d, (int)dv, c->f.cache_format);
         h.v = te__cache_head_rows(&a->cache, 1, (int)kv, kv_heads, d, (int)dv, c->f.cache_format);
     }
-    h.out = first * h.out_width + head * dv;
+    h.out = first * h.out_width + head * c->dv;
     h.row = a->cu_seqlens ? (int64_t)head * s.rows + first : (int64_t)h.head * a->seq;
     return h;
 }
@@ -201,7 +203,7 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
         const int keys = te__attn_min(TE__ATTN_TILE, seen.end - k0), masked = te__attn_needs_mask(seen, k0, keys);
         const int triangle = masked && te__attn_is_triangle(m, q0, k0, keys);
         te__attn_read_k(k, ld, c, &h, k0, keys);
-        te__attn_read_v(v, ldv, c, &h, k0, keys);
+        if (!f.values_in_keys) te__attn_read_v(v, ldv, c, &h, k0, keys);
         te__attn_scores(p, k, ld, qt, keys, n, c->d, triangle ? TE__ATTN_COLUMNS_FROM_ROW : TE__ATTN_ALL);
         te__attn_apply_softcap(p, keys, n, f);
         for (int i = 0; (f.alibi || f.bias) && i < keys; i++)
@@ -218,7 +220,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
         te__attn_online_softmax(p, keys, n, max, sum, rescale);
         te__attn_apply_dropout(p, 1, a, h.global_head, q0, k0, 1, f);
         te__attn_rescale_rows(o, ldv, queries, rescale);
-        te__attn_accumulate(o, ldv, p, v, queries, keys, triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
+        te__attn_accumulate_part(o, ldv, p, f.values_in_keys ? k : v, f.values_in_keys ? ld : ldv, queries, keys,
+                                 triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
     }
     for (int q = 0; q < queries; q++) {
         /* 1 if the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities are
@@ -537,8 +540,8 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
         name##_body(te_args, te_at, (float *)te_memory))
 
 #define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                    \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
     TE__ATTENTION_VARIANT(name, options)                                                                            \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, TE__ATTENTION_MAX_DIM(name##_variant_in_keys))                  \
     TE__ATTENTION_SHELL(name##_tile, forward, dtype, heads, kv_heads, head_dim, name##_variant)                     \
     TE_API te_status name##_launch(te_context *ctx, const te_attention_args *a) {                                   \
         TE_TRY(te__attention_check_variant(ctx, a, heads, name##_variant(), #name));                                \
@@ -549,7 +552,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
 /* Defines name##_launch, which runs the dq kernel and then the dkdv kernel; the dq kernel comes first, because it
  * computes delta, which the dkdv kernel reads. */
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                   \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, TE_ATTENTION_MAX_HEAD_DIM)                                      \
     TE__ATTENTION_VARIANT(name, options)                                                                            \
     TE__ATTENTION_SHELL(name##_dq, dq, dtype, heads, kv_heads, head_dim, name##_variant)                            \
     TE__ATTENTION_SHELL(name##_dkdv, dkdv, dtype, heads, kv_heads, head_dim, name##_variant)                        \
@@ -578,7 +581,7 @@ TE_API te_status te__attention_check_variant(te_context *ctx, const te_attention
     }
 
 #define TE_ATTENTION_FORWARD_FP8(name, dtype, heads, kv_heads, head_dim, options)                                   \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim)                                                                 \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, TE_ATTENTION_MAX_HEAD_DIM)                                      \
     TE__ATTENTION_FP8_ASSERT(dtype, head_dim)                                                                       \
     TE__ATTENTION_VARIANT(name, options)                                                                            \
     TE__ATTENTION_FP8_PASSES(name, dtype, heads, kv_heads, head_dim)                                                \

@@ -147,13 +147,18 @@ TE_FN void te__attn_scores(float *scores, const float *rows, int ld, const float
     p.m = m, p.n = n, p.depth = d, p.add = 0, p.region = region;
     te__attn_product(&p);
 }
-/* Adds to out[m][ld] the product of the transpose of scores[depth][TE__ATTN_TILE] with rows[depth][ld]. */
-TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
-                               enum te__attn_region region) {
+/* Adds to out[m][ld] the product of the transpose of scores[depth][TE__ATTN_TILE] with the first ld columns of
+ * rows[depth][ld_rows]. */
+TE_FN void te__attn_accumulate_part(float *out, int ld, const float *scores, const float *rows, int ld_rows, int m,
+                                    int depth, enum te__attn_region region) {
     te__attn_matmul p;
-    p.c = out, p.a = scores, p.b = rows, p.ldc = p.ldb = p.n = ld, p.a_row = 1, p.a_step = TE__ATTN_TILE;
+    p.c = out, p.a = scores, p.b = rows, p.ldc = p.n = ld, p.ldb = ld_rows, p.a_row = 1, p.a_step = TE__ATTN_TILE;
     p.m = m, p.depth = depth, p.add = 1, p.region = region;
     te__attn_product(&p);
+}
+TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const float *rows, int m, int depth,
+                               enum te__attn_region region) {
+    te__attn_accumulate_part(out, ld, scores, rows, ld, m, depth, region);
 }
 
 /* ---- rows and tiles in memory ------------------------------------------------------------------------------------ */
@@ -187,7 +192,7 @@ TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d
  * `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
-    float row[TE_ATTENTION_MAX_HEAD_DIM];
+    float row[TE_ATTENTION_MAX_LATENT_DIM];
     if (rows < TE__ATTN_TILE) memset(to, 0, (size_t)d * TE__ATTN_TILE * sizeof(float));
     for (int r = 0; r < rows; r++) {
         te__attn_row_read(row, from, at + r * width, d, t);

@@ -13,8 +13,8 @@ enum { TE_CACHE_MAX_LAYERS = 256 };
 
 /* A layer: the part of the cache that contains the keys and values of one attention of a model. Each page of the cache
  * has a part for each layer. It contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
- * values, [kv_heads, page_rows, value_dim], in the format with which the attention was declared
- * (te_attention_cache). */
+ * values, [kv_heads, page_rows, value_dim], unless these are parts of the keys (values_in_keys). Both are in the format
+ * with which the attention was declared (te_attention_cache). */
 typedef struct te_cache_layer {
     const te_model *model;
     int op;

@@ -201,6 +201,7 @@ TE_API te_product_kernels *te__rope_kernels_of(void) {
         name##_fits = (int)TE_##dtype != (int)TE_f32                                                                 \
             && (int)TE_DTYPE_IN(model, rope) == (int)TE_##dtype && (int)TE_DTYPE_OUT(model, rope) == (int)TE_##dtype \
             && (int)TE_WIDTH_IN(model, rope) >= 2 * TE__ROTARY(rope)                                                 \
+            && TE__ROPE_FIRST(rope) == 0                                                                             \
             && TE__ROPE_FITS(TE_ARG3(rope, 0), TE__ROTARY(rope), TE__INTERLEAVED(rope))                              \
     };
 /* Defines the kernels of the linear and its bias without rope. The persistent kernel (gemm_sm90.h) is among them only
