@@ -139,7 +139,9 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     const int64_t peer_bytes = config->peer_bytes;
     te_group *w = &comm->world;
     TE_REQUIRE(tensor > 0 && w->size % tensor == 0, ctx, TE_ERROR_SHAPE,
-               "te_comm_create: %d ranks are not shared out evenly among tensor groups of %d", w->size, tensor);
+               "te_comm_create: %d ranks cannot be divided into tensor groups of %d (config.tensor); start a multiple "
+               "of it, as by mpirun -n %d",
+               w->size, tensor, te_max(tensor, 1));
     TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && w->size / tensor % context == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: config.context is %d: it is 1 to %d and divides the ranks of a data group, %d", context,
                (int)TE_CP_MAX_RANKS, w->size / tensor);
@@ -247,6 +249,15 @@ TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, 
     return TE_ALL_REDUCE_transport;
 }
 #else
+/* A call of a function that only exists with -DTE_COMM is a compile error that says so. */
+#if defined __has_attribute
+#if __has_attribute(unavailable)
+#define TE__NEEDS_COMM_OPTION \
+    __attribute__((unavailable("te: compile with -DTE_COMM, by mpicc or by nvcc .. -lnccl (docs/howto/processes.md)")))
+te_status te_comm_create(te_comm *, const te_comm_config *, te_context *) TE__NEEDS_COMM_OPTION;
+void te_comm_destroy(te_comm *) TE__NEEDS_COMM_OPTION;
+#endif
+#endif
 /* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
