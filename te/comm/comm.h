@@ -1,7 +1,7 @@
 /* comm.h -- communicators. A communicator has four groups of ranks: the world group, which contains all ranks, and the
  * tensor group, the data group and the context group of this rank (te/core/rank_group.h). The collectives of a group
  * use NCCL on CUDA and MPI on the host. Compile with -DTE_COMM, and link -lnccl (CUDA) or the flags that `mpicc
- * -showme` prints (host).
+ * -show` prints (host).
  *
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
