@@ -41,7 +41,7 @@ typedef struct te_generation_config {
                               * instances must stay where they are */
     int count;
     /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
-    const te_cache *cache;
+    te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
     /* The largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
      * and one for each prompt token that it processes. */
@@ -159,7 +159,7 @@ typedef struct te_generation {
 
 /* Return a config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if
  * there are more than 512 sequences, one row for each sequence. */
-TE_API te_generation_config te_generation_defaults(te_model *const *models, int count, const te_cache *cache) {
+TE_API te_generation_config te_generation_defaults(te_model *const *models, int count, te_cache *cache) {
     te_generation_config c;
     memset(&c, 0, sizeof c);
     c.models = models, c.count = count, c.cache = cache, c.sequences = cache ? cache->t.sequences : 0;

@@ -367,7 +367,7 @@ TEST_CASE("what a cache is refused for") {
     says(te_cache_fork(&c.cache, 0, 3, c.ctx), TE_ERROR_VALUE, "sequence 3");
     te_batch b;
     memset(&b, 0, sizeof b), b.batch = 1, b.seq = 1, b.cache = &c.cache;
-    const te_cache moved = c.cache;
+    te_cache moved = c.cache;
     b.cache = &moved;
     says(te_cache_begin(&moved, &b, c.ctx), TE_ERROR_STATE, "moved");
     b.cache = nullptr;
@@ -383,6 +383,12 @@ TEST_CASE("what a cache is refused for") {
     buffer x(c.ctx, (size_t)c.in * 4), y(c.ctx, (size_t)c.in * 4);
     says(without_subject.infer(te_matrix(y.data(), TE_f32, 1, c.in), te_matrix(x.data(), TE_f32, 1, c.in), plain.memory.data(), &b, c.ctx), TE_ERROR_STATE,
          "declared without (cache, 1)");
+    // te_cache_begin was called for a batch of another size, or not at all
+    const reference::vec two = reference::vec((size_t)c.in * 2);
+    b.seq = 2, c.run(two, b, TE_ERROR_STATE), says(TE_ERROR_STATE, TE_ERROR_STATE, "te_cache_begin was last called for 1");
+    b.seq = 1;
+    REQUIRE(te_cache_init(&c.cache, c.memory->data(), c.memory->bytes, models, 1, &good, c.ctx) == TE_OK);
+    c.run(reference::vec((size_t)c.in), b, TE_ERROR_STATE), says(TE_ERROR_STATE, TE_ERROR_STATE, "te_cache_begin was last called for 0");
     te_saved saved;
     memset(&saved, 0, sizeof saved);
     buffer memory(c.ctx, c.s.saved_bytes(1));

@@ -174,6 +174,26 @@ inline void recipe_calls(table &t) {
     wrong_models(t, "te_recipes_init", false, [](cs &s, te_model *const *m, int n) { return te_recipes_init(&r, s.free_memory, s.free_bytes, m, n, &s.recipes_config, s.ctx); });
     wrong_memory(t, "te_recipes_init", init), wrong_memory(t, "te_scales_init", scales);
     refuse<cs>(t, "te_recipes_init: memory where the weights are", TE_ERROR_VALUE, "overlaps", [](cs &s) { return te_recipes_init(&r, (void *)(uintptr_t)s.h.model.params, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
+    const auto forward = [](cs &s, const fp8_list *m) {
+        te_batch batch;
+        te_saved saved;
+        memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
+        batch.batch = 1, batch.seq = 8, saved.memory = s.free_memory, saved.bytes = fp8_list_saved_bytes(8);
+        return fp8_list_forward(te_matrix(s.b, TE_bf16, 8, 64), &saved, te_matrix(s.a, TE_bf16, 8, 64), m, &batch, s.ctx);
+    };
+    refuse<cs>(t, "forward under a recipe: te_recipes_init is missing", TE_ERROR_MEMORY, "call te_recipes_init first", [=](cs &s) {
+        static fp8_list fresh;
+        NEED(fp8_list_bind(&fresh, (void *)(uintptr_t)s.h.model.params, nullptr, s.ctx), s.ctx);
+        return forward(s, &fresh);
+    });
+    refuse<cs>(t, "forward under a recipe: FP8 is off", TE_ERROR_MEMORY, "te_plan_saved_bytes_without_recipe", [=](cs &s) {
+        NEED(te_recipes_switch(&s.recipes, 0, s.ctx), s.ctx);
+        const te_status status = forward(s, &s.h);
+        const std::string text = te_last_error(s.ctx);
+        NEED(te_recipes_switch(&s.recipes, 1, s.ctx), s.ctx);
+        return te_fail(s.ctx, status, "%s", text.c_str());
+    });
+    fine<cs>(t, "forward under a recipe: saved_bytes says how much", [=](cs &s) { return forward(s, &s.h) == TE_OK; });
     refuse<cs>(t, "te_recipes_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_init(nullptr, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
     refuse<cs>(t, "te_recipes_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, nullptr, s.ctx); });
     for (int n : {0, -1, 1025, INT32_MAX}) {

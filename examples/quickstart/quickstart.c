@@ -93,6 +93,7 @@ static te_status bind(instance *m, const te_plan *plan, size_t first_param, size
     TE_TRY(allocate(&m->saved.memory, m->saved.bytes = te_plan_saved_bytes(plan, ROWS)));
     return te_context_reserve(&at.ctx, te_plan_workspace_bytes(plan, &m->model, ROWS, &at.ctx));
 }
+/* [fp8] */
 static te_status prepare_fp8(void) {
     void *memory;
     te_recipes_config config = te_recipes_defaults(); /* the scale is that of the largest amax in the history */
@@ -102,6 +103,7 @@ static te_status prepare_fp8(void) {
     TE_TRY(allocate(&memory, bytes));
     return te_recipes_init(&at.recipes, memory, bytes, at.fp8_models, 1, &config, &at.ctx);
 }
+/* [fp8] */
 
 /* [steps] */
 static te_status forward(te_tensor y, te_tensor x, instance *m) {

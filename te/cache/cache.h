@@ -400,7 +400,7 @@ TE_IF_USED TE_API te_status te_cache_init(te_cache *c, void *memory, size_t byte
 }
 /* Prepare a batch whose te_batch.cache is c: take pages for its new tokens, and add these tokens to the lengths of
  * their sequences. Call this once for each batch, before the models run. */
-TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b, te_context *ctx) {
+TE_IF_USED TE_API te_status te_cache_begin(te_cache *c, const te_batch *b, te_context *ctx) {
     TE_TRY(te__cache_check_ready(c, "te_cache_begin", ctx));
     TE_REQUIRE(b && b->cache == c, ctx, TE_ERROR_STATE, "te_cache_begin: batch.cache is not this cache");
     TE_REQUIRE(b->batch > 0 && b->seq > 0, ctx, TE_ERROR_SHAPE, "te_cache_begin: batch %d and seq %d must be positive",
@@ -410,6 +410,7 @@ TE_IF_USED TE_API te_status te_cache_begin(const te_cache *c, const te_batch *b,
     a.of = te__sequences_of_batch(b), a.slots = b->slots;
     TE_REQUIRE(a.of.count <= c->t.sequences, ctx, TE_ERROR_SHAPE, "te_cache_begin: %d sequences, the cache has %d",
                a.of.count, c->t.sequences);
+    c->begun_rows = a.of.rows;
     return te__cache_begin_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Shorten sequence `slot` to its first `length` tokens (0: none), and free the pages of its other tokens. A sequence of

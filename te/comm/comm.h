@@ -158,8 +158,9 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
                (int)TE_PIPELINE_MAX_STAGES, w->size);
     const int ranks = w->size / stages, stage = w->rank / ranks, rank = w->rank % ranks; /* of a stage; in it */
     TE_REQUIRE(tensor > 0 && ranks % tensor == 0, ctx, TE_ERROR_SHAPE,
-               "te_comm_create: %d ranks%s are not shared out evenly among tensor groups of %d", ranks,
-               stages > 1 ? " of a stage" : "", tensor);
+               "te_comm_create: %d ranks%s cannot be divided into tensor groups of %d (config.tensor); start a multiple "
+               "of it, as by mpirun -n %d", ranks, stages > 1 ? " of a stage" : "", tensor,
+               stages * (tensor > 1 ? tensor : 1));
     TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && ranks / tensor % context == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: config.context is %d: it is 1 to %d and divides the ranks of a data group, %d", context,
                (int)TE_CP_MAX_RANKS, ranks / tensor);
@@ -268,6 +269,15 @@ TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, 
     return TE_ALL_REDUCE_transport;
 }
 #else
+/* A call of a function that only exists with -DTE_COMM is a compile error that says so. */
+#if defined __has_attribute
+#if __has_attribute(unavailable)
+#define TE__NEEDS_COMM_OPTION \
+    __attribute__((unavailable("te: compile with -DTE_COMM, by mpicc or by nvcc .. -lnccl (docs/howto/processes.md)")))
+te_status te_comm_create(te_comm *, const te_comm_config *, te_context *) TE__NEEDS_COMM_OPTION;
+void te_comm_destroy(te_comm *) TE__NEEDS_COMM_OPTION;
+#endif
+#endif
 /* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif

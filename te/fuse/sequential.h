@@ -120,7 +120,7 @@
 #define TE_KNOW_IN_() TE_KNOW_IN
 #define TE__UNKNOWN(name, op) TE_IF_OP(op, TE__UNKNOWN_KIND, TE__UNKNOWN_SHAPE)(name, op)
 #define TE__UNKNOWN_KIND(name, op) static_assert(0, "te: " #name ": unknown op (" TE_STRING(TE_KIND(op)) ", " \
-    TE_STRING(TE_NAME(op)) ")");
+    TE_STRING(TE_NAME(op)) "); it is misspelt, or its header is not included above (te/infer.h, te/moe.h)");
 #define TE__UNKNOWN_SHAPE(name, op) \
     TE_IF_TUPLE(op, TE__NO_NAME_OR_COMMA, TE_IF_EMPTY(op, TE__NO_OP, TE__NO_TUPLE))(name, op)
 #define TE__NO_NAME_OR_COMMA(name, op) TE_IF_ALONE(op, TE__NO_NAME, TE__NO_COMMA)(name, op)

@@ -60,25 +60,23 @@ TE_API te_status te__gguf_map_file(te_gguf_file *file, const char *path, te_cont
 /* Write the end of the path of file `number`, counted from 0, of a model that is split into `count` files:
  * "-00001-of-00003.gguf" for number 0 and count 3. */
 enum { TE__GGUF_SUFFIX = 20 };
-TE_API void te__gguf_suffix(char text[TE__GGUF_SUFFIX + 1], int64_t number, int64_t count) {
-    char wide[64]; /* larger than TE__GGUF_SUFFIX, else the compiler warns that numbers of more digits would be cut */
-    snprintf(wide, sizeof wide, "-%05d-of-%05d.gguf", (int)(number + 1), (int)count);
-    memcpy(text, wide, TE__GGUF_SUFFIX), text[TE__GGUF_SUFFIX] = 0;
+TE_API void te__gguf_suffix(char text[64], int64_t number, int64_t count) {
+    snprintf(text, 64, "-%05d-of-%05d.gguf", (int)(number + 1), (int)count);
 }
-/* Map all files of a split model except the first, which is mapped already. path: a copy of f->path, which this
- * function overwrites. */
+/* Map all files of a split model except the first, which is mapped already. path: memory of the size of f->path, which
+ * this function overwrites. */
 TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, char *path, te_context *ctx) {
-    const size_t n = strlen(path);
-    char *suffix = n > TE__GGUF_SUFFIX ? path + n - TE__GGUF_SUFFIX : path;
-    char expected[TE__GGUF_SUFFIX + 1];
-    te__gguf_suffix(expected, 0, first->count);
-    TE_REQUIRE(first->number == 0 && !strcmp(suffix, expected), ctx, TE_ERROR_FORMAT,
+    const size_t n = strlen(f->path), prefix = n > TE__GGUF_SUFFIX ? n - TE__GGUF_SUFFIX : 0;
+    char suffix[64];
+    te__gguf_suffix(suffix, 0, first->count);
+    TE_REQUIRE(first->number == 0 && !strcmp(f->path + prefix, suffix), ctx, TE_ERROR_FORMAT,
                "%.120s: is file %lld of a model in %lld files; open the first, whose name ends in %s",
-               te__gguf_path_end(path), (long long)first->number + 1, (long long)first->count, expected);
+               te__gguf_path_end(f->path), (long long)first->number + 1, (long long)first->count, suffix);
     for (int64_t i = 1; i < first->count; i++) {
         te_gguf_file file;
         te__gguf_split split;
         te__gguf_suffix(suffix, i, first->count);
+        snprintf(path, n + 1, "%.*s%s", (int)prefix, f->path, suffix);
         TE_TRY(te__gguf_map_file(&file, path, ctx));
         TE_TRY(te__gguf_add(f, file, &split, path, ctx));
         TE_REQUIRE(split.number == i && split.count == first->count, ctx, TE_ERROR_FORMAT,
@@ -102,7 +100,7 @@ TE_API te_status te_gguf_map(te_gguf *f, const char *path, te_context *ctx) {
     te_status status = f->path && copy ? te__gguf_map_file(&file, path, ctx)
                                        : te_fail(ctx, TE_ERROR_MEMORY, "%.120s: cannot allocate", path);
     if (status == TE_OK) {
-        memcpy(f->path, path, n), memcpy(copy, path, n);
+        memcpy(f->path, path, n);
         status = te__gguf_add(f, file, &split, path, ctx);
         if (status == TE_OK && split.count > 1) status = te__gguf_map_splits(f, &split, copy, ctx);
         if (status == TE_OK) status = te__gguf_finish(f, &split, ctx);

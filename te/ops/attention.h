@@ -508,6 +508,11 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     TE_REQUIRE(cached, r->ctx, TE_ERROR_STATE,
                "%s: the batch has a cache, and attention %s was declared without (cache, 1)", name, op);
     TE_TRY(te__cache_check_ready(c, name, r->ctx));
+    const int rows = te__sequences_of_batch(r->batch).rows;
+    TE_REQUIRE(c->begun_rows == rows, r->ctx, TE_ERROR_STATE,
+               "%s: the batch has %d rows, te_cache_begin was last called for %d; call it once for each batch, before "
+               "the models",
+               name, rows, c->begun_rows);
     const te_cache_layer *layer = te__cache_layer_of(c, r->model, i);
     TE_REQUIRE(layer, r->ctx, TE_ERROR_STATE, "%s: the batch's cache was made without this model's attention %s", name,
                op);

@@ -109,8 +109,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
                    "%s: %s.%s has no memory; %s", plan->name, p->op, p->field,
                    p->tied ? "te_tie it to another parameter" : "bind it to some, or te_weights_use a file");
         TE_REQUIRE(p->dtype == plan->dtype || p->fp8.on, ctx, TE_ERROR_STATE,
-                   "%s: %s.%s is in %s, for the optimizer; products read it behind te_recipes_init", plan->name, p->op,
-                   p->field, te_dtype_name(p->dtype));
+                   "%s: %s.%s is in %s, and GEMMs read it in FP8; call te_recipes_init first, after the bind",
+                   plan->name, p->op, p->field, te_dtype_name(p->dtype));
         if (!p->tied || !owner) continue;
         const int shares_grad = p->grad ? owner->grad == p->grad && owner->with : !p->trains || !owner->grad;
         TE_REQUIRE(owner->data == p->data && owner->quantized == p->quantized && shares_grad, ctx, TE_ERROR_STATE,

@@ -63,6 +63,7 @@ typedef struct te_cache {
     te_cache_tables t;
     /* the address of this struct when it was initialised, by which a call detects that the struct was moved */
     const struct te_cache *at;
+    int begun_rows; /* the number of rows of the last te_cache_begin's batch; 0: there was none */
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;

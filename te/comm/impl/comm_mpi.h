@@ -12,6 +12,12 @@
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1 /* leaves out the C++ bindings of MPI, which are not used here and would need -lmpi_cxx */
 #endif
+#if defined __has_include
+#if !__has_include(<mpi.h>)
+#error "te: -DTE_COMM needs MPI (mpi.h): compile by mpicc (Debian: apt install libopenmpi-dev), or by nvcc for NCCL"
+#include <te_stops_here.h> /* which does not exist; else the compiler would go on */
+#endif
+#endif
 #include <mpi.h>
 #include <sched.h>  /* sched_yield */
 #include <stdlib.h> /* malloc */

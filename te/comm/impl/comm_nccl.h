@@ -13,6 +13,12 @@
 #include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__comm_wait_stream */
 
 #ifdef TE_COMM
+#if defined __has_include
+#if !__has_include(<nccl.h>)
+#error "te: -DTE_COMM needs NCCL under nvcc: pass -I with the folder of nccl.h, and link -lnccl"
+#include <te_stops_here.h> /* which does not exist; else the compiler would go on */
+#endif
+#endif
 #include <nccl.h>
 #include <pthread.h>
 

@@ -132,7 +132,7 @@ TE_API void te__generation_place_result(te__generation_result *r, char *memory, 
 typedef struct te__generation_device {
     te_model *const *models;
     int count;
-    const te_cache *cache;
+    te_cache *cache;
     int sequences, rows, vocabulary, words, penalties, top;
     te__generation_input in;
     te__generation_result out;

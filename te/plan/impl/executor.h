@@ -291,6 +291,17 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
+/* For the error text about a saved.memory that is too small: if the list has an FP8 recipe that is off, so that forward
+ * saves more bytes than <list>_saved_bytes returns, the reason for that; else "". */
+TE_API const char *te__why_recipe_is_off(const te_plan *plan, const te_model *m) {
+    int is_initialised = 0;
+    for (int i = 0; i < m->param_count; i++) {
+        if (!plan->fp8 || m->param[i].fp8.on) return "";
+        if (m->param[i].fp8.renewal) is_initialised = 1;
+    }
+    return is_initialised ? "; FP8 is off (te_recipes_switch), so te_plan_saved_bytes_without_recipe says how many"
+                          : "; the list runs without its recipe: call te_recipes_init first, after the bind";
+}
 /* Forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, the function does
  * what te_plan_infer does. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
@@ -304,8 +315,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
                "%s: saved.memory must be aligned to %d bytes", plan->name, (int)TE_ALIGN);
     r.saved = saved, r.saved_bytes = te__lay_out(&r, (char *)saved->memory);
     TE_REQUIRE(r.saved_bytes <= saved->bytes, ctx, TE_ERROR_MEMORY,
-               "%s: %lld rows need %zu bytes of saved.memory, there are %zu", plan->name, (long long)r.tokens,
-               r.saved_bytes, saved->bytes);
+               "%s: %lld rows need %zu bytes of saved.memory, there are %zu%s", plan->name, (long long)r.tokens,
+               r.saved_bytes, saved->bytes, te__why_recipe_is_off(plan, m));
     TE_TRY(te__execute(&r, r.x, m, saved));
     saved->plan = plan, saved->model = m, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
