@@ -70,13 +70,18 @@ double e4m3_value(int code) {
 }
 // The code of the nearest number, the one with an even code if two are equally near.
 int e4m3_nearest(double x) {
-    int best = std::signbit(x) ? 0x80 : 0;
-    const int sign = best;
-    for (int k = 0; k < 127; k++) {
-        const double was = std::fabs(e4m3_value(best) - x), is = std::fabs(e4m3_value(sign | k) - x);
-        if (is < was || (is == was && k % 2 == 0)) best = sign | k;
+    static const std::vector<double> ascending = [] {
+        std::vector<double> all;
+        for (int code = 0; code < 127; code++) all.push_back(e4m3_value(code));
+        return all;
+    }();
+    const double size = std::fabs(x);
+    int code = (int)(std::lower_bound(ascending.begin(), ascending.end() - 1, size) - ascending.begin()); // the first that is not smaller, or the last
+    if (code > 0) {
+        const double to_this = std::fabs(ascending[(size_t)code] - size), to_last = size - ascending[(size_t)code - 1];
+        if (to_last < to_this || (to_last == to_this && code % 2)) code--;
     }
-    return best;
+    return (std::signbit(x) ? 0x80 : 0) | code;
 }
 // A row in 8 bits: the codes, the scale, and the values that they stand for.
 struct rounded {
@@ -209,12 +214,15 @@ void check_rows(const runner &r, const vec &got, int at, const sequence &s_of, i
             const double *q = &x[(size_t)(row * r.in() + head * l.dim)];
             const double slope = l.alibi ? (double)te__attn_alibi_slope(head, l.heads) : 0;
             std::vector<double> s, ds;
+            std::vector<const double *> v; // the values of the keys in s
             const int from = l.left < 0 ? 0 : std::max(0, row - l.left);
             double most = l.sinks ? r.sinks[(size_t)head] : -INFINITY, sum = 0;
             for (int key = from; key <= row; key++) {
+                const double *of_key = keys[(size_t)key][(size_t)kv].values.data();
+                v.push_back(values[(size_t)key][(size_t)kv].values.data());
                 double dot = 0, size = 0;
                 for (int k = 0; k < l.dim; k++) {
-                    const double term = q[k] * keys[(size_t)key][(size_t)kv].values[(size_t)k];
+                    const double term = q[k] * of_key[k];
                     dot += term, size += std::fabs(term);
                 }
                 double error = scale * size * (eps + sums);
@@ -229,8 +237,8 @@ void check_rows(const runner &r, const vec &got, int at, const sequence &s_of, i
             for (int c = 0; c < l.value; c++) {
                 double o = 0, size = 0, error = 0;
                 for (size_t j = 0; j < s.size(); j++) {
-                    const double v = values[(size_t)from + j][(size_t)kv].values[(size_t)c] * s[j] / sum;
-                    o += v, size += std::fabs(v), error += std::fabs(v) * (ds[j] + eps + eps_p + sums);
+                    const double term = v[j][c] * s[j] / sum;
+                    o += term, size += std::fabs(term), error += std::fabs(term) * (ds[j] + eps + eps_p + sums);
                 }
                 error += size * moved / sum + std::fabs(o) * half_ulp(l.dtype()) + (l.dtype() == TE_f16 ? 1.0 / (1 << 24) : 0) + 1e-30;
                 const double difference = std::fabs(got[(size_t)((at + row - first) * r.out() + head * l.value + c)] - o);
@@ -326,7 +334,7 @@ void parts(const list &l) {
             const vec got = r.step(of, first, counts, slots);
             for (size_t k = 0, row = 0; k < which.size(); row += (size_t)counts[k], k++) {
                 const int i = which[k];
-                const int checked = std::min(counts[k], 6); // the last rows
+                const int checked = std::min(counts[k], brief() ? 1 : 6); // the last rows
                 check_rows(r, got, (int)row + counts[k] - checked, x[(size_t)i], first[k] + counts[k] - checked, checked);
                 at[(size_t)i] += counts[k];
             }
@@ -367,7 +375,8 @@ TEST_CASE("a row over 8 bits has the same bits alone and in any batch") {
             const vec alone = r.step(x[(size_t)i], first[(size_t)k], of_order[(size_t)k], i);
             INFO("sequence " << i);
             CHECK(std::equal(alone.begin(), alone.end(), together.begin() + row * r.out()));
-            check_rows(r, alone, 0, sequence(r, x[(size_t)i]), first[(size_t)k], of_order[(size_t)k]);
+            const int skipped = brief() ? of_order[(size_t)k] - 1 : 0;
+            check_rows(r, alone, skipped, sequence(r, x[(size_t)i]), first[(size_t)k] + skipped, of_order[(size_t)k] - skipped);
             row += of_order[(size_t)k];
         }
     }

@@ -10,38 +10,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=
-for candidate in "${PYTHON:-python3}" python3 /usr/bin/python3; do
-    "$candidate" -c 'import numpy' 2>/dev/null && python=$candidate && break
-done
-[[ -n $python ]] || { echo "skipped: no Python with numpy" && exit; }
-libraries=(libpcre2-8 libutf8proc)
-pkg-config --exists "${libraries[@]}" || { echo "skipped: pkg-config does not find all of ${libraries[*]}" && exit; }
-read -ra flags <<<"$(pkg-config --cflags --libs "${libraries[@]}")"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export PYTHONDONTWRITEBYTECODE=1
-
-passed=0
-bad() { echo "FAIL: $1" && exit 1; }
-ok() { passed=$((passed + 1)) && echo "ok: $1"; }
+source tests/shell/model_programs.sh
 models() { "$python" tests/embed_models.py "$@"; }
-
-compile=("${CC:-gcc}" -std=c11 -O1 -DTE_KEEP_CALLS -Wall -Wextra -Wshadow -Werror -I.)
-objects=()
-for name in tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_model tokenizer_regex; do
-    "${compile[@]}" -c "examples/generate/$name.c" -o "$work/$name.o"
-    objects+=("$work/$name.o")
-done
+compile_objects tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_model tokenizer_regex
 build() { # FOLDER BINARY OPTION...: writes BINARY.h, too
     "$python" examples/generate/configure.py "$1" >"$2.h"
-    "${compile[@]}" "${@:3}" -DMODEL_CONFIG="\"$2.h\"" examples/generate/embed_model.c "${objects[@]}" -o "$2" "${flags[@]}" -lm
-}
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-build_cuda() { # BINARY OPTION...: with the header of BINARY
-    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a "${@:2}" -DMODEL_CONFIG="\"$1.h\"" -I. -x cu -c \
-        examples/generate/embed_model.c -o "$1.o"
-    "$nvcc" "$1.o" "${objects[@]}" -o "$1" -lcublasLt "${flags[@]}"
+    build_program embed_model "$2.h" "${@:2}"
 }
 vectors() { "$1" "$2" <"$work/sentences" >"$work/vectors" 2>"$work/log" || bad "$1: $(cat "$work/log")"; }
 same_vectors() { # NAME FOLDER BINARY [COSINE DIFFERENCE]
@@ -69,14 +43,12 @@ ok "each sentence alone has the vector that it has among others"
 build "$work/mean" "$work/bf16" -DMODEL_DTYPE=bf16
 same_vectors "mean in bf16" "$work/mean" "$work/bf16" 0.999 0.05
 if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
-    cp "$work/mean/f32.h" "$work/cuda.h"
-    build_cuda "$work/cuda" -DMODEL_DTYPE=f32
+    build_program_cuda embed_model "$work/mean/f32.h" "$work/cuda" -DMODEL_DTYPE=f32
     same_vectors "mean on the GPU" "$work/mean" "$work/cuda"
-    build_cuda "$work/cuda"
+    build_program_cuda embed_model "$work/mean/f32.h" "$work/cuda"
     same_vectors "mean on the GPU in bf16" "$work/mean" "$work/cuda" 0.999 0.05
 elif [[ -x $nvcc ]]; then
-    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a -Xcompiler -Wall -I. \
-        -DMODEL_CONFIG="\"$work/mean/f32.h\"" -x cu -c examples/generate/embed_model.c -o "$work/cuda.o"
+    only_compile_cuda embed_model "$work/mean/f32.h"
     ok "nvcc compiles it"
     echo "skipped: the embeddings on a GPU, because there is none"
 else

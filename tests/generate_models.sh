@@ -10,40 +10,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python=
-for candidate in "${PYTHON:-python3}" python3 /usr/bin/python3; do
-    "$candidate" -c 'import numpy' 2>/dev/null && python=$candidate && break
-done
-[[ -n $python ]] || { echo "skipped: no Python with numpy" && exit; }
-libraries=(libpcre2-8 libutf8proc)
-pkg-config --exists "${libraries[@]}" || { echo "skipped: pkg-config does not find all of ${libraries[*]}" && exit; }
-read -ra flags <<<"$(pkg-config --cflags --libs "${libraries[@]}")"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-passed=0
-bad() { echo "FAIL: $1" && exit 1; }
-ok() { passed=$((passed + 1)) && echo "ok: $1"; }
+source tests/shell/model_programs.sh
 models() { "$python" tests/generate_models.py "$@"; }
-
-compile=("${CC:-gcc}" -std=c11 -O1 -DTE_KEEP_CALLS -Wall -Wextra -Wshadow -Werror -I.)
-objects=()
-for name in tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_model tokenizer_regex chat; do
-    "${compile[@]}" -c "examples/generate/$name.c" -o "$work/$name.o"
-    objects+=("$work/$name.o")
-done
+compile_objects tokenizer tokenizer_file tokenizer_gguf tokenizer_json tokenizer_model tokenizer_regex chat
 build() { # FOLDER BINARY OPTION...
-    "$python" examples/generate/configure.py "$1" >"$1/model.h"
-    build_with "$1/model.h" "${@:2}"
-}
-build_with() { # HEADER BINARY OPTION...
-    "${compile[@]}" "${@:3}" -DMODEL_CONFIG="\"$1\"" examples/generate/generate_model.c "${objects[@]}" -o "$2" "${flags[@]}" -lm
-}
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-build_cuda() { # FOLDER BINARY OPTION...
-    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a "${@:3}" -DMODEL_CONFIG="\"$1/model.h\"" -I. -x cu -c \
-        examples/generate/generate_model.c -o "$2.o"
-    "$nvcc" "$2.o" "${objects[@]}" -o "$2" -lcublasLt "${flags[@]}"
+    local model=$1
+    [[ ! -e $model/model.gguf ]] || model=$model/model.gguf
+    "$python" examples/generate/configure.py "$model" >"$1/model.h"
+    build_program generate_model "$1/model.h" "${@:2}"
 }
 
 # ---- the tokens of transformers
@@ -69,14 +43,15 @@ for name in "${names[@]}"; do
     folder=$work/$name
     models folder "$name" "$folder"
     models expected "$name" >"$folder/expected"
-    # the longest prompt takes three passes; weights in 4 bits are converted to f32
-    build "$folder" "$folder/f32" -DPREFILL_ROWS=24 -DMODEL_DEQUANTIZE
+    # Without optimisation, because the small models run for less time than it takes; bf16 and the caches below are compiled with it. The longest
+    # prompt takes three passes; weights in 4 bits are converted to f32.
+    build "$folder" "$folder/f32" -O0 -DPREFILL_ROWS=24 -DMODEL_DEQUANTIZE
     same_tokens "$name" "$folder/f32"
 done
 # Weights in 4 bits as the files have them, multiplied by activations that are rounded to 8 bits.
 for name in gptq awq; do
     [[ " ${names[*]} " == *" $name "* ]] || continue
-    build_with "$work/$name/model.h" "$work/few" -DPREFILL_ROWS=24
+    build_program generate_model "$work/$name/model.h" "$work/few" -DPREFILL_ROWS=24
     generate "$name" "$work/few"
     models near "$name" <"$work/alone" >"$work/log" || bad "$name in 4 bits: $(cat "$work/log")"
     ok "$name in 4 bits: $(cat "$work/log")"
@@ -85,7 +60,7 @@ done
 for name in deepseek_v3 deepseek_v2; do
     [[ " ${names[*]} " == *" $name "* ]] || continue
     cp -r "$work/$name" "$work/$name.expanded"
-    build "$work/$name.expanded" "$work/$name.expanded/f32" -DPREFILL_ROWS=24 -DMODEL_LATENT_EXPANDED
+    build "$work/$name.expanded" "$work/$name.expanded/f32" -O0 -DPREFILL_ROWS=24 -DMODEL_LATENT_EXPANDED
     same_tokens "$name.expanded" "$work/$name.expanded/f32"
 done
 # The same models as GGUF files (tests/generate_models_gguf.py); those have no window in the architecture llama, which is Mistral's there.
@@ -95,8 +70,7 @@ for name in "${names[@]}"; do
     folder=$work/$name.gguf
     mkdir "$folder"
     "$python" tests/generate_models_gguf.py "$work/$name" "$folder/model.gguf"
-    "$python" examples/generate/configure.py "$folder/model.gguf" >"$folder/model.h"
-    build_with "$folder/model.h" "$folder/f32" -DPREFILL_ROWS=24
+    build "$folder" "$folder/f32" -O0 -DPREFILL_ROWS=24
     cp "$work/$name/expected" "$folder/expected"
     same_tokens "$name.gguf" "$folder/f32"
 done
@@ -138,16 +112,15 @@ PYTHON
 done
 if [[ -x $nvcc ]] && nvidia-smi -L >/dev/null 2>&1; then
     for name in "${names[@]}"; do
-        build_cuda "$work/$name" "$work/cuda" -DMODEL_DTYPE=f32 -DPREFILL_ROWS=24
+        build_program_cuda generate_model "$work/$name/model.h" "$work/cuda" -DMODEL_DTYPE=f32 -DPREFILL_ROWS=24
         same_tokens "$name" "$work/cuda"
-        build_cuda "$work/$name" "$work/cuda"
+        build_program_cuda generate_model "$work/$name/model.h" "$work/cuda"
         generate "$name" "$work/cuda"
         [[ $(wc -l <"$work/together") == $(wc -l <"$work/prompts") ]] || bad "$name: no tokens on the GPU in bf16"
     done
     ok "the same on the GPU in f32; in bf16 all models run"
 elif [[ -x $nvcc ]]; then
-    "$nvcc" -O1 -gencode arch=compute_90a,code=sm_90a -Xcompiler -Wall -I. \
-        -DMODEL_CONFIG="\"$folder/model.h\"" -x cu -c examples/generate/generate_model.c -o "$work/cuda.o"
+    only_compile_cuda generate_model "$folder/model.h"
     ok "nvcc compiles it for ${folder##*/}"
     echo "skipped: the tokens on a GPU, because there is none"
 else
@@ -161,7 +134,7 @@ else
 fi
 [[ $# == 0 ]] || exit 0
 models vision gemma3 "$work/vision" && cp "$work/gemma3/expected" "$work/vision"
-build "$work/vision" "$work/vision/f32"
+build "$work/vision" "$work/vision/f32" -O0
 same_tokens vision "$work/vision/f32"
 
 # ---- other dtypes

@@ -8,8 +8,7 @@ tree=$PWD
 for tool in cmake pkg-config; do
     command -v $tool >/dev/null || { echo "skipped: NO $tool, THE PACKAGE WAS NOT TESTED (tools/setup.sh installs it)" && exit; }
 done
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc || -n ${CUDA_HOME-} ]] || nvcc=$(command -v nvcc || true)
+source tests/shell/nvcc.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 strict="-Wall -Wextra -pedantic -Werror"

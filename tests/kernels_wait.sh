@@ -4,9 +4,8 @@
 # wait. The prefetch of weights is exempt: gemm_skinny.h decides at run time whether it may be earlier (te__launch_follows_kernel).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
-[[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
+source tests/shell/nvcc.sh
+need_nvcc
 ptx=$(mktemp)
 trap 'rm -f "$ptx"' EXIT
 "$nvcc" -std=c++17 -O3 -arch=compute_90a -ptx -I. -x cu tests/hot_path_test.cc -o "$ptx"

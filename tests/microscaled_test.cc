@@ -214,10 +214,14 @@ TEST_CASE("mxfp8: elements, scales and values are those of the definition, at od
             for (const content kind : {FINITE, HUGE_AND_TINY, WITH_INF, WITH_NAN, ZEROS}) check(TE_MXFP8, s[0], s[1], from, kind, false, false, (s[0] + kind) % 2 == 0);
 }
 TEST_CASE("nvfp4: elements, scales and values are those of the definition, at odd sizes", "[microscaled]") {
+    int turn = 0;
     for (const auto &s : sizes)
         for (const te_dtype from : {TE_f32, TE_bf16, TE_f16})
             for (const content kind : {FINITE, HUGE_AND_TINY, WITH_INF, WITH_NAN, ZEROS})
-                for (int mode = 0; mode < 3; mode++) check(TE_NVFP4, s[0], s[1], from, kind, mode == 1, mode == 2, (s[0] + kind) % 2 == 0);
+                for (int mode = 0; mode < 3; mode++) {
+                    if (brief() && turn++ % 4) continue; // every fourth: each dtype with each content and mode still has two sizes or more
+                    check(TE_NVFP4, s[0], s[1], from, kind, mode == 1, mode == 2, (s[0] + kind) % 2 == 0);
+                }
 }
 TEST_CASE("nvfp4: a NaN or an infinity anywhere makes every value of the tensor NaN or infinite", "[microscaled]") {
     for (const content kind : {WITH_INF, WITH_NAN}) {

@@ -3,9 +3,8 @@
 # kernels in gemm_fallback.h it must contain only the two that inference in bf16 uses.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
-[[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
+source tests/shell/nvcc.sh
+need_nvcc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/none"

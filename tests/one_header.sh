@@ -4,8 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tree=$PWD
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc || -n ${CUDA_HOME-} ]] || nvcc=$(command -v nvcc || true)
+source tests/shell/nvcc.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

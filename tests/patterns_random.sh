@@ -8,8 +8,7 @@ cd "$(dirname "$0")/.."
 count=${1:-16} seed=${TE_SEED:-$RANDOM$RANDOM}
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+source tests/shell/nvcc.sh
 
 echo "seed $seed"
 python3 tests/patterns_random.py "$seed" "$count" >"$build/patterns_random_test.cc"

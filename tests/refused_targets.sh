@@ -28,8 +28,7 @@ refused "64-bit addresses" clang --target=armv7-linux-gnueabihf -std=c11 -I. -fs
 refused "64-bit addresses" clang --target=riscv32-linux-gnu -std=c11 -I. -fsyntax-only
 for target in aarch64_be s390x powerpc64 mips64; do refused "needs a little-endian target" clang --target=$target-linux-gnu -std=c11 -I. -fsyntax-only; done
 if command -v aarch64-linux-gnu-gcc >/dev/null; then refused "needs a little-endian target" aarch64-linux-gnu-gcc -mbig-endian -std=c11 -I. -fsyntax-only; fi
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+source tests/shell/nvcc.sh
 if [[ -x $nvcc ]]; then
     refused "needs sm_80 or newer: compile with nvcc -gencode" "$nvcc" -arch=sm_75 -I. -x cu -ptx -o /dev/null
     if "$nvcc" --version | grep -q 'release 13'; then refused "needs sm_80 or newer: compile with nvcc -gencode" "$nvcc" -I. -x cu -c -o /dev/null; fi

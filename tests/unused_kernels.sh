@@ -4,9 +4,8 @@
 # kernel may be empty, except that of attention by mma.sync in code for sm_90a only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
-[[ -x $nvcc ]] || { echo "no nvcc: skipped" && exit; }
+source tests/shell/nvcc.sh
+need_nvcc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=0

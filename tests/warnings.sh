@@ -42,8 +42,7 @@ for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++17 -x c++"; do
     "${command[@]}" -c "$source.conversion.c" -o /dev/null
     echo "${compiler% -x*} -Wconversion: clean"
 done
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc ]] || nvcc=$(command -v nvcc || true)
+source tests/shell/nvcc.sh
 if [[ -x $nvcc ]]; then # for C++20 it warns of more than for C++17, with which check_headers.sh compiles; `half` is a type of CUDA
     grep -v '^int half;' "$source" >"$source.cu"
     "$nvcc" -std=c++20 -Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unknown-pragmas -DTE_KEEP_CALLS -gencode arch=compute_90a,code=compute_90a -I. -c "$source.cu" -o /dev/null

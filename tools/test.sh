@@ -17,7 +17,7 @@ section_asan() { bazel_test --config=asan; }
 section_clang() { bazel_test --config=clang; }
 section_gcc() { bazel_test --build_tag_filters=-cuda; } # and the examples and benches, for the host
 section_scripts() { # two at a time; comm.sh runs by itself, because its ranks have time limits
-    local n=0 bad=0 name work
+    local n=0 bad=0 name work long_scripts=(tests/{generate_models,install,warnings,train_gpt,embed_models,dispatch,docs}.sh)
     work=$(mktemp -d)
     one_script() { # FOLDER SCRIPT...
         local name start=$SECONDS
@@ -27,7 +27,9 @@ section_scripts() { # two at a time; comm.sh runs by itself, because its ranks h
     }
     export -f one_script
     {
-        find tests -maxdepth 1 -name '*.sh' ! -name comm.sh | sort
+        # the longest first, so that none of them runs last, beside an idle core
+        printf '%s\n' "${long_scripts[@]}"
+        find tests -maxdepth 1 -name '*.sh' ! -name comm.sh | grep -vxFf <(printf '%s\n' "${long_scripts[@]}") | sort
         echo "tools/readme.py --check"
     } | xargs -P 2 -L 1 bash -c 'one_script "$0" "$@"' "$work"
     one_script "$work" tests/comm.sh
@@ -74,7 +76,7 @@ declare -A about=(
     [clang]="the host tests by clang" [gcc]="the host tests by gcc" [scripts]="the scripts of tests/"
     [aarch64]="tests for 64-bit ARM, under emulation" [cuda]="all CUDA code by nvcc"
     [gpu]="the tests on this GPU")
-declare -A usual=([fail]=210 [headers]=60 [asan]=680 [clang]=500 [gcc]=430 [scripts]=480 [aarch64]=90 [cuda]=370 [gpu]=600)
+declare -A usual=([fail]=70 [headers]=60 [asan]=660 [clang]=500 [gcc]=660 [scripts]=650 [aarch64]=70 [cuda]=470 [gpu]=600)
 sections=("$@")
 if [[ $# == 0 ]]; then
     sections=(fail headers asan gcc scripts aarch64 cuda) # asan is compiled by clang

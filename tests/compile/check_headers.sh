@@ -36,8 +36,7 @@ is_for() { # TARGET HEADER
     [[ $2 == *_"$1".h ]] || grep -q "/\* target: $1 \*/" "$2"
 }
 
-nvcc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
-[[ -x $nvcc || -n ${CUDA_HOME-} ]] || nvcc=$(command -v nvcc || true)
+source tests/shell/nvcc.sh
 [[ -x $nvcc ]] || echo "no nvcc: headers are checked for the host alone"
 
 if [[ $# == 0 ]]; then
