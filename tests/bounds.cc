@@ -51,7 +51,7 @@ struct norm_errors {
 static double weight_error(const op &o, const reference::routing &q, size_t t, const vec &x, const vec *ex, const vec &w) {
     double off = 0, size = 0;
     for (size_t e = 0; e < q.experts; e++) {
-        double l = 0;
+        double l = o.option("bias", 0) == 1 ? sums * std::fabs(q.logit[t * q.experts + e]) : 0;
         for (size_t k = 0; k < o.in; k++)
             l += (sums * std::fabs(x[t * o.in + k]) + (ex ? (*ex)[t * o.in + k] : 0)) * std::fabs(w[e * o.in + k]);
         off = std::max(off, l), size = std::max(size, std::fabs(q.logit[t * q.experts + e]));
@@ -552,6 +552,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         for (size_t t = 0; t < q.tokens; t++)
             for (size_t n = 0; n < q.experts; n++) {
                 const double g = dlogit[t * q.experts + n], eg = off[t * q.experts + n] + sums * std::fabs(g);
+                if (o.option("bias", 0) == 1) ew[1][n] += eg;
                 for (size_t k = 0; k < o.in; k++) {
                     e[t * o.in + k] += eg * std::fabs((*w)[n * o.in + k]);
                     (*ew)[n * o.in + k] += eg * std::fabs(x[t * o.in + k]), total[n * o.in + k] += g * x[t * o.in + k];

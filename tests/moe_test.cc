@@ -28,7 +28,9 @@
       (renormalise, 1), (factor, 2.5f)), (expert_linear, up, 16, 16, 12), (silu, act), (combine, r), (add, x))                                   \
     X(losses_##dtype, dtype, (linear, l, 24, 24), (router, r, 24, 6, (top_k, 2), (aux_loss, 0.3f), (z_loss, 0.2f)), (expert_linear, up, 24, 8, 6), \
       (combine, r), (linear, h, 8, 16))                                                                                                          \
-    X(chosen_##dtype, dtype, (router, r, 24, 70, (top_k, 6), (score, softmax_of_chosen), (factor, 0.5f)), (rmsnorm, n, 24), (fork, x),           \
+    X(gated_##dtype, dtype, (router, r, 16, 10, (top_k, 3), (score, sigmoid), (bias, 1), (choice_bias, 1)), (expert_linear, up, 16, 16, 10),     \
+      (combine, r))                                                                                                                              \
+    X(chosen_##dtype, dtype, (router, r, 24, 70, (top_k, 6), (score, softmax_of_chosen), (bias, 1), (factor, 0.5f)), (rmsnorm, n, 24), (fork, x), \
       (expert_linear, up, 24, 24, 70), (tanh, t), (add, x), (combine, r))
 
 // Lists with branches and regions around the experts.

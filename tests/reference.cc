@@ -213,12 +213,14 @@ routing::routing(const op &o, const vec &x, const std::vector<vec> &params)
       logit(tokens * experts), p(tokens * experts), weight(tokens * top_k), chosen_score(tokens * top_k), expert(tokens * top_k), row(tokens * top_k),
       slot(tokens * top_k), count(experts) {
     const vec &w = params[(size_t)o.first_param];
+    const bool bias = o.option("bias", 0) == 1, choice_bias = o.option("choice_bias", 0) == 1;
     const size_t groups = (size_t)o.option("groups", 1), kept = (size_t)o.option("groups_kept", (double)groups), size = experts / groups;
     for (size_t t = 0; t < tokens; t++) {
         double top = -INFINITY, sum = 0, of_chosen = 0;
         vec s(experts), c(experts);
         for (size_t e = 0; e < experts; e++) {
             double &l = logit[t * experts + e];
+            if (bias) l = params[(size_t)o.first_param + 1][e];
             for (size_t k = 0; k < o.in; k++) l += x[t * o.in + k] * w[e * o.in + k];
             top = std::fmax(top, l);
         }
@@ -227,8 +229,8 @@ routing::routing(const op &o, const vec &x, const std::vector<vec> &params)
             const double l = logit[t * experts + e];
             p[t * experts + e] = std::exp(l - top) / sum;
             s[e] = score == "sigmoid" ? sigmoid(l) : score == "softmax_of_chosen" ? std::exp(l - top) : p[t * experts + e];
-            c[e] = (o.params > 1 || groups > 1) && score != "softmax_of_chosen" ? s[e] : l;
-            if (o.params > 1) c[e] += params[(size_t)o.first_param + 1][e];
+            c[e] = (choice_bias || groups > 1) && score != "softmax_of_chosen" ? s[e] : l;
+            if (choice_bias) c[e] += params[(size_t)o.first_param + 1 + bias][e];
         }
         const auto best = [&](const vec &of) { return (size_t)(std::max_element(of.begin(), of.end()) - of.begin()); }; // the first of equals
         if (groups > 1) {
@@ -566,11 +568,13 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             dx.assign(x.size(), 0.0);
             for (size_t e = 0; e < d.size(); e++) dx[q.slot[e / o.in] / q.top_k * o.in + e % o.in] += d[e];
             for (size_t t = 0; t < q.tokens; t++)
-                for (size_t e = 0; e < q.experts; e++)
+                for (size_t e = 0; e < q.experts; e++) {
+                    if (o.option("bias", 0) == 1) dw[1][e] += dlogit[t * q.experts + e];
                     for (size_t k = 0; k < o.in; k++) {
                         dx[t * o.in + k] += dlogit[t * q.experts + e] * (*w)[e * o.in + k];
                         (*dw)[e * o.in + k] += dlogit[t * q.experts + e] * x[t * o.in + k];
                     }
+                }
         } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
             const size_t from = router_of(l, i);
             const routing q(l.ops[from], v.in(from), params);

@@ -81,7 +81,7 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
     TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
                       TE__ROUTER_FORMATS(model, dtype, a), !TE_CUDA)                                                 \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch};                               \
+        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch, 0};                            \
         return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
     }
 

@@ -31,6 +31,7 @@
  *     (top_k, 1)           how many experts each token is sent to, at most 32
  *     (score, softmax)     the score of an expert: softmax over all logits; sigmoid of its logit; or softmax_of_chosen:
  *                          softmax over the logits of the chosen experts (gpt-oss)
+ *     (bias, 0)            1: a parameter, bias [1, experts], is added to the logits (gpt-oss)
  *     (renormalise, 0)     1: the scores of the chosen experts are divided by their sum (Mixtral, Qwen3-MoE)
  *     (factor, 1)          the weights are multiplied by this constant (2.5 in DeepSeek-V3)
  *     (choice_bias, 0)     1: a parameter, choice_bias [1, experts], is added to the scores for the choice only
@@ -57,10 +58,15 @@
     ((int)(in) == (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)TE_LAYOUT_replicated))
 #define TE_FLAGS_router(op) (TE_SAVES_INPUT)
 #define TE_STATS_router(op) TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)TE__TOP_K(op))
-#define TE_PARAMS_router(op, in, out) TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS2, TE__ROUTER_PARAMS1)(op)
-#define TE__ROUTER_PARAMS1(op) ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal))
-#define TE__ROUTER_PARAMS2(op) \
-    ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal), (choice_bias, 1, TE_ARG2(op, 0), zero))
+#define TE_PARAMS_router(op, in, out)                                                               \
+    TE_IF_HAS(op, bias, TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS_BOTH, TE__ROUTER_PARAMS_BIAS), \
+              TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS_CHOICE, TE__ROUTER_PARAMS))(op)
+#define TE__ROUTER_WEIGHT(op) (weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal)
+#define TE__ROUTER_PARAMS(op) (TE__ROUTER_WEIGHT(op))
+#define TE__ROUTER_PARAMS_BIAS(op) (TE__ROUTER_WEIGHT(op), (bias, 1, TE_ARG2(op, 0), zero))
+#define TE__ROUTER_PARAMS_CHOICE(op) (TE__ROUTER_WEIGHT(op), (choice_bias, 1, TE_ARG2(op, 0), zero))
+#define TE__ROUTER_PARAMS_BOTH(op) \
+    (TE__ROUTER_WEIGHT(op), (bias, 1, TE_ARG2(op, 0), zero), (choice_bias, 1, TE_ARG2(op, 0), zero))
 #define TE_SAME_top_k_top_k ,
 #define TE_SAME_score_score ,
 #define TE_SAME_renormalise_renormalise ,
@@ -71,6 +77,7 @@
 #define TE_SAME_aux_loss_aux_loss ,
 #define TE_TAKES_router_top_k TE_INTEGER
 #define TE_TAKES_router_score TE_TOKEN
+#define TE_TAKES_router_bias TE_INTEGER
 #define TE_TAKES_router_renormalise TE_INTEGER
 #define TE_TAKES_router_factor TE_NUMBER
 #define TE_TAKES_router_choice_bias TE_INTEGER
@@ -122,14 +129,15 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
                    TE__ROUTER_TEXT(model, op) ": ranks is 1 to 255, and divides the number of experts");             \
      static_assert((TE_OPTION(op, choice_bias, 1)) == 1,                                                             \
                    TE__ROUTER_TEXT(model, op) ": choice_bias is 1, or not named");                                   \
+     static_assert((TE_OPTION(op, bias, 1)) == 1, TE__ROUTER_TEXT(model, op) ": bias is 1, or not named");           \
      static_assert(!TE_HAS_OPTION(op, aux_loss) || (int)TE__ROUTER_SCORE(op) == (int)TE_SCORE_softmax,               \
                    TE__ROUTER_TEXT(model, op) ": aux_loss goes with (score, softmax)");)
 #define TE_OPTIONS_router(op)                                                                                        \
     (te_router_options, TE_ARG2(op, 0), TE__TOP_K(op), (int)TE__ROUTER_SCORE(op), TE_OPTION(op, renormalise, 0),     \
-     TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op), (float)(TE_OPTION(op, factor, 1)),  \
-     (float)(TE_OPTION(op, aux_loss, 0)), (float)(TE_OPTION(op, z_loss, 0)))
+     TE_HAS_OPTION(op, bias), TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op),            \
+     (float)(TE_OPTION(op, factor, 1)), (float)(TE_OPTION(op, aux_loss, 0)), (float)(TE_OPTION(op, z_loss, 0)))
 typedef struct te_router_options {
-    int experts, top_k, score, renormalise, choice_bias, groups, groups_kept;
+    int experts, top_k, score, renormalise, bias, choice_bias, groups, groups_kept;
     float factor, aux_loss, z_loss;
 } te_router_options;
 
@@ -138,7 +146,7 @@ typedef struct te_router_options {
 /* What a router has decided. Backward, the expert_linear and the combine read it. In training it lies in te_saved, as
  * the statistics of the router; in inference in the workspace, from the router to its combine. */
 typedef struct te_routing {
-    float *logits;    /* [tokens, experts] */
+    float *logits;    /* [tokens, experts], with the bias */
     float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
     int32_t *expert;  /* [tokens, top_k] */
     int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
@@ -193,11 +201,12 @@ enum {
     TE_ROUTER_CHUNK = 64, /* tokens for which a block of te_router_choose chooses: one bit for each in a word */
     TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* experts of a lane, at most */
     TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* blocks of te_router_gather that copy the rows of one chunk */
-    TE_SCAN_WARPS = TE_CUDA ? 32 : 1
+    TE_SCAN_WARPS = TE_CUDA ? 32 : 1,
+    TE_ROUTER_SUM_TOKENS = 64 /* tokens of which a block of te_router_bias_sum adds up the gradients */
 };
 typedef struct te_router_args {
     te_routing at;
-    const void *choice_bias; /* [experts] */
+    const void *bias, *choice_bias; /* [experts] */
     int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of its chunk have chosen the same expert */
     int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan
                       * how many of all earlier chunks have */
@@ -206,6 +215,7 @@ typedef struct te_router_args {
     void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
     const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
     const float *dweight; /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
+    float *dbias;         /* te_router_bias_sum: the sums of dlogits over the tokens of each block, [blocks, experts] */
     int64_t tokens;
     int experts;
     float loss_scale;
@@ -292,11 +302,13 @@ TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
 /* Chooses the experts of one token. Lane 0 sets bit `bit` of the words of these experts in `chosen`. */
 TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t *chosen, int bit,
                                 const te_router_options o, te_dtype dtype, te_lanes g) {
-    const float *logits = a->at.logits + token * o.experts;
+    float *logits = a->at.logits + token * o.experts;
     const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
     te_router_row t;
     uint32_t key[TE_ROUTER_VALUES];
     float w[TE_ROUTER_MAX_TOP_K];
+    for (int e = g.id; o.bias && e < o.experts; e += TE_ROUTER_LANES) logits[e] += te_load(a->bias, e, dtype);
+    if (o.bias) te_warp_sync(); /* below, each lane reads the logits of all chosen experts */
     te__router_load(&t, logits, o.experts, &g);
     TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
@@ -476,6 +488,18 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
         te_store(a->y, token * o.experts + e, dlogit, dtype);
     }
 }
+/* dlogit is the gradient of the bias, too, so it is summed over the tokens. Memory traffic: reads dlogits. */
+TE_FN void te_router_bias_sum(const te_router_args *a, te_block b, const int experts, te_dtype dtype) {
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_SUM_TOKENS;
+    const int n = (int)te_min(TE_ROUTER_SUM_TOKENS, a->tokens - first);
+    for (int e = all.id; e < experts; e += all.count) {
+        float sum = 0;
+        TE_UNROLL_8 for (int i = 0; i < n; i++) sum += te_load(a->y, (first + i) * experts + e, dtype);
+        a->dbias[(int64_t)b.x * experts + e] = sum;
+    }
+}
 /* dx[token] = the sum of the gradients of the token's rows, and of the gradient by way of the logits. Memory traffic:
  * reads the routed rows and `more`, writes dx. */
 TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_options o, const int width,
@@ -503,8 +527,9 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
 /* ---- the steps of a router --------------------------------------------------------------------------------------- */
 
 typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_args *);
-/* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. */
-typedef struct te_router_kernels { te_router_launch_fn first, second; } te_router_kernels;
+/* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. bias: te_router_bias_sum,
+ * or null. */
+typedef struct te_router_kernels { te_router_launch_fn first, second, bias; } te_router_kernels;
 
 #define TE__ROUTER_KERNEL(name, op, body, ...)                                                                       \
     TE_FN void name##_body(const te_router_args *a, te_block b) {                                                    \
@@ -519,17 +544,24 @@ typedef struct te_router_kernels { te_router_launch_fn first, second; } te_route
     TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
                       TE__ROUTER_FORMATS(model, dtype, op), 1)                                                       \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_choose_launch, name##_launch};                                     \
+        const te_router_kernels kernels = {name##_choose_launch, name##_launch, 0};                                  \
         return te__router_step(r, s, &kernels);                                                                      \
     }
 #define TE_CUSTOM_router_backward(name, model, dtype, op)                                                            \
     TE__ROUTER_KERNEL(name, op, te_router_gradient, TE_##dtype)                                                      \
     TE__ROUTER_KERNEL(name##_sum, op, te_router_sum, (int)TE_WIDTH_IN(model, op),                                    \
                       TE__ROUTER_FORMATS(model, dtype, op))                                                          \
+    TE_IF_HAS(op, bias, TE__ROUTER_BIAS_KERNEL, TE__ROUTER_NO_KERNEL)(name, op, dtype)                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_launch, name##_sum_launch};                                        \
+        const te_router_kernels kernels = {name##_launch, name##_sum_launch,                                         \
+                                           TE_IF_HAS(op, bias, name##_bias_launch, 0)};                              \
         return te__router_backward(r, s, &kernels);                                                                  \
     }
+
+#define TE__ROUTER_NO_KERNEL(name, op, dtype)
+#define TE__ROUTER_BIAS_KERNEL(name, op, dtype)        \
+    TE_KERNEL(name##_bias, TE_ROUTER_THREADS, te_router_args, \
+              te_router_bias_sum(te_args, te_at, (int)(TE_ARG2(op, 0)), TE_##dtype))
 
 /* Runs one of the router's GEMMs. On the host it gets scratch memory from the workspace. capacity: the size of the GEMM
  * that is the number of rows, with as many rows as the workspace is sized for. */
@@ -555,7 +587,8 @@ TE_API te_status te__router_args_of(te_router_args *a, te_run *r, int i) {
     TE_TRY(te__scratch(r, &memory, ints * sizeof(int32_t)));
     a->rank = (int32_t *)memory, a->before = a->rank + capacity * o.top_k, a->count = a->before + chunks * o.experts;
     a->at = te__routing_of(r, i), a->tokens = r->tokens, a->experts = o.experts;
-    a->choice_bias = o.choice_bias ? r->param[i][1].data : 0;
+    a->bias = o.bias ? r->param[i][1].data : 0;
+    a->choice_bias = o.choice_bias ? r->param[i][1 + o.bias].data : 0;
     return TE_OK;
 }
 /* Runs router i. y: the routed rows; if y->data is null they are not stored, and another kernel gathers them. */
@@ -601,6 +634,12 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
     a.dweight = (const float *)r->edge[i].data, a.y = dlogits.data;
     a.loss_scale = r->batch ? r->batch->loss_scale : 0;
     if (!r->dry) TE_TRY(kernels->first(r->ctx, grid, &a));
+    if (kernels->bias) {
+        const int blocks = (int)te_ceil_div(r->tokens, TE_ROUTER_SUM_TOKENS);
+        TE_TRY(te_defer_column_sum(r, &a.dbias, &p[1], o.experts, blocks,
+                                   (int)te_ceil_div(te__capacity_rows(r), TE_ROUTER_SUM_TOKENS)));
+        if (!r->dry && te_is_trained(&p[1])) TE_TRY(kernels->bias(r->ctx, te__grid_of(blocks, 1), &a));
+    }
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     te_gemm w = te_gemm_of(o.experts, op->in, r->tokens), g = te_gemm_of(r->tokens, op->in, o.experts);
     w.dtype = g.dtype = r->plan->dtype, w.out = g.out = TE_f32; /* logits = x weight^T */
@@ -616,8 +655,9 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
         r->dry = dry;
         TE_TRY(status);
     }
-    if (o.choice_bias && !r->dry && te_is_trained(&p[1]) && !te__accumulates(r, &p[1]))
-        TE_TRY(te_fill(r->ctx, p[1].grad, 0, (size_t)o.experts * sizeof(float)));
+    const te_param *choice_bias = &p[1 + o.bias];
+    if (o.choice_bias && !r->dry && te_is_trained(choice_bias) && !te__accumulates(r, choice_bias))
+        TE_TRY(te_fill(r->ctx, choice_bias->grad, 0, (size_t)o.experts * sizeof(float)));
     if (needs_dx) {
         TE_TRY(te__gradient(&dx, r, s, i));
         TE_TRY(te__acquire(r, &more, op->in_rows, op->in, TE_f32));
