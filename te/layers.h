@@ -112,6 +112,20 @@
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
 
+/* gpt-oss (OpenAI 2025): biases behind all projections, a learnt logit of each head in the softmax (attention sinks), and
+ * a router with a bias, whose experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK, 127 in every
+ * second block from the first one on and -1 in the others. The arguments after TOP_K are options of rope: (base,
+ * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
+ * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of b_fc1 has an expert's gate, then its up. */
+#define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
+    (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, __VA_ARGS__),                   \
+    (attention, b##_attention, HEADS, KV, D, (window_left, LEFT), (sinks, 1)), (linear, b##_proj, (HEADS) * (D), H), \
+    (bias, b##_proj_bias, H), (add, b##_x1), (fork, b##_x2), (rmsnorm, b##_norm2, H),                                \
+    (router, b##_router, H, E, (top_k, TOP_K), (score, softmax_of_chosen), (bias, 1)),                               \
+    (expert_linear, b##_fc1, H, 2 * (F), E), (expert_bias, b##_fc1_bias, 2 * (F), E), (clamped_swiglu, b##_act),     \
+    (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
+
 /* Gemma 2 (Gemma Team 2024): the block has a norm before and a norm after attention (b_norm1, b_norm1_after), and
  * before and after the MLP (b_norm2, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50.
  * SCALE: the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its

@@ -7,8 +7,8 @@
  *                   (expert_linear, up, 2048, 2 * 768, 128), (swiglu, act), (expert_linear, down, 768, 2048, 128),
  *                   (combine, r), (add, x))
  *
- * layers.h has ready-made lists of such blocks: TE_MIXTRAL_BLOCK, TE_QWEN3_MOE_BLOCK. The ops are in a header of their
- * own because most programs have no experts, and would compile more slowly with them.
+ * layers.h has ready-made lists of such blocks: TE_MIXTRAL_BLOCK, TE_QWEN3_MOE_BLOCK, TE_GPT_OSS_BLOCK. The ops are in a
+ * header of their own because most programs have no experts, and would compile more slowly with them.
  */
 #ifndef TE_MOE_H
 #define TE_MOE_H

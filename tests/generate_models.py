@@ -36,6 +36,11 @@ GEMMA = dict(SIZES, head_dim=32, hidden_activation="gelu_pytorch_tanh", hidden_a
 NEOX = dict(SIZES, model_type="gpt_neox", architectures=["GPTNeoXForCausalLM"], layer_norm_eps=1e-5,
             rotary_emb_base=10000, torch_dtype="float16", tie_word_embeddings=False, rope_scaling=None)
 del NEOX["num_key_value_heads"]
+GPT_OSS = dict(SIZES, model_type="gpt_oss", architectures=["GptOssForCausalLM"], head_dim=32, rms_norm_eps=1e-5,
+               hidden_act="silu", rope_theta=150000, attention_bias=True, sliding_window=12, num_local_experts=5,
+               num_experts_per_tok=2, experts_per_token=2, swiglu_limit=2.0, initial_context_length=32,
+               rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 5.0, "rope_type": "yarn", "truncate": False,
+                             "original_max_position_embeddings": 32}, tie_word_embeddings=False)
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
@@ -68,6 +73,10 @@ MODELS = {
                        num_experts_per_tok=3, moe_intermediate_size=24, norm_topk_prob=True, decoder_sparse_step=1,
                        mlp_only_layers=[], use_sliding_window=False, sliding_window=None, attention_bias=False,
                        tie_word_embeddings=False), "F32", 1 << 30, 1),
+    "gpt_oss": (dict(GPT_OSS, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention",
+                                                                "sliding_attention"]), "BF16", 90000, 1),
+    "gpt_oss_mxfp4": (dict(GPT_OSS, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}), "BF16", 40000, 1),
     "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                   rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
                   original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",
@@ -159,6 +168,10 @@ def tokenizer_of(name):
 
 def weight(random, name, shape, model_type):
     """Norms near their neutral weight; matrices large enough that each token depends on all layers."""
+    if name.endswith("_blocks"):  # two numbers of MXFP4 in each byte
+        return random.randint(0, 256, shape)
+    if name.endswith("_scales"):  # of which 127 stands for 1
+        return random.randint(122, 126, shape)
     if len(shape) == 1:
         is_norm = name.endswith("weight")
         return 0.2 * random.standard_normal(shape) + (1 if is_norm and not model_type.startswith("gemma") else 0)
@@ -171,6 +184,8 @@ def stored(values, dtype):
     """The bytes of an array in a dtype, rounded to nearest even."""
     import numpy
 
+    if dtype == "U8":
+        return values.astype(numpy.uint8).tobytes()
     values = values.astype(numpy.float32)
     if dtype == "F32":
         return values.tobytes()
@@ -202,10 +217,11 @@ def name_in_file(name, tensor, vision):
 def write_weights(folder, name, shapes, vision):
     import numpy
 
-    config, dtype, limit, seed = MODELS[name]
+    config, floats, limit, seed = MODELS[name]
     random = numpy.random.RandomState(seed)
     files, size = [{}], 0
     for tensor in sorted(shapes):
+        dtype = "U8" if tensor.endswith(("_blocks", "_scales")) else floats
         data = stored(weight(random, tensor, shapes[tensor], config["model_type"]), dtype)
         if size and size + len(data) > limit:
             files.append({})
@@ -245,6 +261,19 @@ def read_shapes(path):
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
+def in_mxfp4(shapes):
+    """The shapes of a file whose experts' weights, [experts, in, out] in transformers, are in MXFP4."""
+    result = {}
+    for name, shape in shapes.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, width, rows = shape
+            result[name + "_blocks"] = [experts, rows, width // 32, 16]
+            result[name + "_scales"] = [experts, rows, width // 32]
+        else:
+            result[name] = shape
+    return result
+
+
 def generate(name, eos):
     """(shapes of the tensors, tokens of each prompt, the smallest margin) by transformers."""
     import tokenizers
@@ -255,6 +284,9 @@ def generate(name, eos):
         folder = pathlib.Path(folder)
         (folder / "config.json").write_text(json.dumps(MODELS[name][0]))
         config = transformers.AutoConfig.from_pretrained(folder)
+        is_mxfp4 = hasattr(config, "quantization_config")
+        if is_mxfp4:
+            del config.quantization_config
         model = transformers.AutoModelForCausalLM.from_config(config)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         shapes = {n: list(t.shape) for n, t in model.state_dict().items() if n not in tied}
@@ -262,6 +294,8 @@ def generate(name, eos):
             model.save_pretrained(folder)
             shapes = read_shapes(folder / "model.safetensors")
             (folder / "model.safetensors").unlink()
+        if is_mxfp4:
+            shapes = in_mxfp4(shapes)
         write_folder(name, folder, eos, shapes)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
                                                                   experts_implementation="eager")

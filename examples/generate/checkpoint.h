@@ -16,6 +16,7 @@
 #include "linked.h"     /* linked, open_to_read */
 #include "part.h"       /* part, END */
 #include "te/io/json.h" /* te_json */
+#include "te/io/quantized_file.h" /* te_mxfp4_load */
 
 enum { MAX_FILES = 256 };
 
@@ -104,6 +105,20 @@ static void close_files(void) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+/* Load one view. If the files do not have its tensor, they may have it in MXFP4. */
+static te_status load_view(const te_safetensor *view, te_context *ctx) {
+    char blocks[2 * MAX_NAME], scales[2 * MAX_NAME];
+    const te_safetensors *file, *of_scales;
+    snprintf(blocks, sizeof blocks, "%s_blocks", view->name);
+    snprintf(scales, sizeof scales, "%s_scales", view->name);
+    if (has_tensor(view->name) || !has_tensor(blocks)) {
+        TE_TRY(file_of(&file, view->name, ctx));
+        return te_safetensors_load(file, view, 1, 0, ctx);
+    }
+    TE_TRY(file_of(&file, blocks, ctx));
+    TE_TRY(file_of(&of_scales, scales, ctx));
+    return te_mxfp4_load(file, of_scales, view, ctx);
+}
 /* Load the parameters that tables describe. table: END is behind its last entry; heads: the same of tensors that have q,
  * k and v head by head, or null. */
 static te_status load_tables(part *p, const te_packed *table, const te_packed_heads *heads, const char *prefix,
@@ -115,11 +130,7 @@ static te_status load_tables(part *p, const te_packed *table, const te_packed_he
     te_status status = te_packed_add(&views, &p->model, table, count, prefix, ctx);
     if (status == TE_OK && head_count)
         status = te_packed_add_heads(&views, &p->model, heads, head_count, prefix, ctx);
-    for (int i = 0; i < views.count && status == TE_OK; i++) {
-        const te_safetensors *file;
-        status = file_of(&file, views.tensor[i].name, ctx);
-        if (status == TE_OK) status = te_safetensors_load(file, &views.tensor[i], 1, 0, ctx);
-    }
+    for (int i = 0; i < views.count && status == TE_OK; i++) status = load_view(&views.tensor[i], ctx);
     te_packed_free(&views);
     return status;
 }

@@ -8,6 +8,7 @@ A model that families.h cannot compute exactly is refused: the message names the
 and its value. Python's standard library is enough.
 """
 import json
+import math
 import pathlib
 import struct
 import sys
@@ -33,6 +34,11 @@ FAMILIES = {
     "qwen3": dict(LLAMA, max_position_embeddings=32768, max_window_layers=28, head_dim=128),
     "qwen3_moe": dict(LLAMA, max_position_embeddings=32768, num_key_value_heads=4, num_experts=128,
                       num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=False),
+    "gpt_oss": dict(LLAMA, rms_norm_eps=1e-5, rope_theta=150000.0, num_key_value_heads=8, head_dim=64,
+                    num_local_experts=128, num_experts_per_tok=4, sliding_window=128, max_position_embeddings=131072,
+                    swiglu_alpha=1.702, swiglu_limit=7.0,
+                    rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                      original_max_position_embeddings=4096)),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
                    final_logit_softcapping=30.0),
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
@@ -60,6 +66,7 @@ ONLY_OF = {
     "phi3": dict(partial_rotary_factor=None),
     "smollm3": dict(use_sliding_window=False),
     "qwen3_moe": dict(decoder_sparse_step=1, mlp_only_layers=[]),
+    "gpt_oss": dict(attention_bias=True),
     "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
@@ -68,7 +75,7 @@ NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor
 # Its activations, as lists have them.
 ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
 # The families with experts, and the key for the inner size of an expert.
-EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size")
+EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size", gpt_oss="intermediate_size")
 # The keys for the number of experts; which one a file has depends on the version of transformers.
 EXPERT_COUNTS = ("num_local_experts", "num_experts")
 # Keys of models that these families are not, such as quantized weights; experts are only refused in the other families.
@@ -113,6 +120,8 @@ def family_of(config):
             raise Unsupported(f"num_local_experts and num_experts differ: {counts}")
         config.update(dict.fromkeys(EXPERT_COUNTS, next(iter(counts.values()))) if counts else {})
     config = dict(FAMILIES[name], **config)
+    if name == "gpt_oss" and config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+        del config["quantization_config"]  # the experts' weights are converted while they are loaded
     for key in REFUSED:
         if config.get(key) and not (name in EXPERTS and key in EXPERT_COUNTS):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
@@ -148,7 +157,7 @@ def layer_kinds(name, config, layers):
         return ["sliding"] * layers
     if name == "qwen3_moe":
         return ["sliding" if config.get("use_sliding_window") else "full"] * layers
-    if name == "gemma2":
+    if name in ("gemma2", "gpt_oss"):
         sliding = [i % 2 == 0 for i in range(layers)]
     elif name == "gemma3":
         pattern = config.get("sliding_window_pattern", 6)
@@ -159,6 +168,16 @@ def layer_kinds(name, config, layers):
 
 
 PARTLY_ROTATED = ("phi3", "gpt_neox")
+
+
+def yarn_magnitude(scaling):
+    """The factor by which q and k are multiplied."""
+    by = lambda mscale: 0.1 * mscale * math.log(scaling["factor"]) + 1 if scaling["factor"] > 1 else 1.0
+    if scaling.get("attention_factor") is not None:
+        return scaling["attention_factor"]
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return by(scaling["mscale"]) / by(scaling["mscale_all_dim"])
+    return by(1)
 
 
 def rope(name, config, head_dim, kind):
@@ -184,8 +203,15 @@ def rope(name, config, head_dim, kind):
                     ("low_freq_factor", number(scaling["low_freq_factor"])),
                     ("high_freq_factor", number(scaling["high_freq_factor"])),
                     ("original_length", scaling["original_max_position_embeddings"])]
+    elif scaling_type == "yarn":
+        original = scaling.get("original_max_position_embeddings") or config["max_position_embeddings"]
+        options += [("scaling", "yarn"), ("factor", number(scaling["factor"])), ("original_length", original),
+                    ("beta_fast", number(scaling.get("beta_fast") or 32)),
+                    ("beta_slow", number(scaling.get("beta_slow") or 1)),
+                    ("truncate", int(scaling.get("truncate", True))),
+                    ("attention_factor", number(yarn_magnitude(scaling)))]
     elif scaling_type != "default":
-        raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear and llama3")
+        raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear, llama3 and yarn")
     return ", ".join(f"({option}, {value})" for option, value in options)
 
 
@@ -300,6 +326,10 @@ def model(path):
                               "1 to 32, and at most the number of experts")
         if ffn % 8 or hidden % 8:
             raise Unsupported(f"{EXPERTS[name]} is {ffn} and hidden_size {hidden}; experts need multiples of eight")
+    if name == "gpt_oss":
+        defines["MODEL_EXPERTS_IN_ONE"] = "1 /* tensor of the files for all experts */"
+        defines["MODEL_SWIGLU_ALPHA"] = number(config["swiglu_alpha"])
+        defines["MODEL_SWIGLU_LIMIT"] = number(config["swiglu_limit"])
     if name == "gpt_neox":
         if config["hidden_act"] not in ACTIVATIONS:
             raise Unsupported(f"hidden_act is {config['hidden_act']}; supported are {', '.join(ACTIVATIONS)}")

@@ -54,9 +54,10 @@
 #define ROPE_full (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_full),
 #define ROPE_sliding (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_sliding),
 #define ROPE_unrotated
-#define ATTENTION(KIND)                                                                                              \
-    (attention, attend, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE),                 \
-     (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE))
+#define ATTENTION(KIND) (attention, attend, ATTENTION_OF(KIND))
+#define ATTENTION_OF(KIND)                                                                                           \
+    MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE), (softcap, MODEL_ATTENTION_SOFTCAP), \
+        (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE)
 #define PROJ (linear, proj, MODEL_Q_ROWS, MODEL_HIDDEN)
 #define NORM(kind, name) (kind, name, MODEL_HIDDEN, (eps, MODEL_EPS))
 #define HEAD_NORM(kind) (kind, heads, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (eps, MODEL_EPS))
@@ -101,6 +102,18 @@
 #define BLOCK_QWEN3_MOE(KIND)                                                                                        \
     (fork, x1), NORM(rmsnorm, norm1), QKV, HEAD_NORM(head_norm), ATTENTION_PART(KIND), (add, x1),                    \
     (fork, x2), NORM(rmsnorm, norm2), EXPERTS, (add, x2)
+
+/* gpt-oss: biases everywhere, attention sinks, and experts with a clamped swiglu. */
+#define BLOCK_GPT_OSS(KIND)                                                                                          \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS),                                         \
+    ROPE_##KIND (attention, attend, ATTENTION_OF(KIND), (sinks, 1)), PROJ, (bias, proj_bias, MODEL_HIDDEN),          \
+    (add, x1), (fork, x2), NORM(rmsnorm, norm2),                                                                     \
+    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (score, softmax_of_chosen), (bias, 1)),       \
+    (expert_linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN, MODEL_EXPERTS),                                                \
+    (expert_bias, fc1_bias, 2 * MODEL_FFN, MODEL_EXPERTS),                                                           \
+    (clamped_swiglu, act, (alpha, MODEL_SWIGLU_ALPHA), (limit, MODEL_SWIGLU_LIMIT)),                                 \
+    (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS),                                                    \
+    (expert_bias, fc2_bias, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route), (add, x2)
 
 /* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
 #define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
@@ -163,6 +176,7 @@
 #define EMBED_QWEN2 EMBED_TOKENS
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_QWEN3_MOE EMBED_TOKENS
+#define EMBED_GPT_OSS EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
 #define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
@@ -178,6 +192,7 @@
 #define LAST_QWEN2 NORM(rmsnorm, norm)
 #define LAST_QWEN3 NORM(rmsnorm, norm)
 #define LAST_QWEN3_MOE NORM(rmsnorm, norm)
+#define LAST_GPT_OSS NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
@@ -245,7 +260,8 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
     {"self_attn.v_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0}
 #define TENSORS_QWEN3 TENSORS_LLAMA, TENSORS_HEAD_NORM
-/* Models with experts. EXPERT_NAMES_: the names of gate, up and down of an expert, whose number stands for %d. */
+/* Models with experts. EXPERT_NAMES_: the names of gate, up and down of an expert, whose number stands for %d. Of
+ * families whose files have one tensor for all experts, EXPERT_TENSORS_ is a table of these instead. */
 #define TENSORS_MIXTRAL                                                                                              \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                 \
     {"block_sparse_moe.gate.weight", "route", "weight", 0, 0}
@@ -257,6 +273,19 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"mlp.gate.weight", "route", "weight", 0, 0}
 #define EXPERT_NAMES_QWEN3_MOE                                                                                       \
     "mlp.experts.%d.gate_proj.weight", "mlp.experts.%d.up_proj.weight", "mlp.experts.%d.down_proj.weight"
+#define TENSORS_GPT_OSS                                                                                              \
+    TENSORS_ATTENTION, {"self_attn.q_proj.bias", "qkv_bias", "bias", MODEL_Q_ROWS, 0},                               \
+    {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
+    {"self_attn.v_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
+    {"self_attn.o_proj.bias", "proj_bias", "bias", 0, 0}, {"self_attn.sinks", "attend", "sinks", 0, 0},              \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                                    \
+    {"mlp.router.weight", "route", "weight", 0, 0}, {"mlp.router.bias", "route", "bias", 0, 0},                      \
+    {"mlp.experts.gate_up_proj_bias", "fc1_bias", "bias", 0, TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED},             \
+    {"mlp.experts.down_proj_bias", "fc2_bias", "bias", 0, TE_PACKED_EXPERTS}
+#define EXPERT_TENSORS_GPT_OSS                                                                                       \
+    {"mlp.experts.gate_up_proj", "fc1", "weight", 0,                                                                 \
+     TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED},                                              \
+    {"mlp.experts.down_proj", "fc2", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS}
 #define TENSORS_GEMMA2                                                                                               \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0},                           \
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
@@ -322,6 +351,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_QWEN2 0
 #define NAMES_QWEN3 0
 #define NAMES_QWEN3_MOE 0
+#define NAMES_GPT_OSS 0
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
@@ -371,7 +401,9 @@ static const char *const name_prefixes[] = {"model.", "language_model.model.", "
 #endif
 #endif
 static const te_packed block_tensors[] = {TABLE_OF_BLOCK, END};
-#if MODEL_EXPERTS
+#ifdef MODEL_EXPERTS_IN_ONE
+static const te_packed expert_tensors[] = {OF_FAMILY(EXPERT_TENSORS_), END};
+#elif MODEL_EXPERTS
 static const char *const expert_names[3] = {OF_FAMILY(EXPERT_NAMES_)};
 #endif
 

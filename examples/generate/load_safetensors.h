@@ -65,7 +65,20 @@ static te_status open_model(const char *folder, te_context *ctx) {
     return open_files(name_prefixes, sizeof name_prefixes / sizeof name_prefixes[0], embed_tensors[0].name,
                       MODEL_TIED ? last_tensors[0].name : 0, ctx);
 }
-#if MODEL_EXPERTS
+#ifdef MODEL_EXPERTS_IN_ONE
+/* Load the tensors that have the weights of all experts. Floats are stored as [experts, in, out], MXFP4 as
+ * [experts, out, in / 32, 16]. */
+static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
+    te_packed table[sizeof expert_tensors / sizeof *expert_tensors];
+    char name[3 * MAX_NAME];
+    memcpy(table, expert_tensors, sizeof table);
+    for (te_packed *t = table; t->name; t++) {
+        snprintf(name, sizeof name, "%s%s_blocks", prefix, t->name);
+        if (has_tensor(name)) t->form &= ~TE_PACKED_TRANSPOSED;
+    }
+    return load_tensors(p, table, prefix, ctx);
+}
+#elif MODEL_EXPERTS
 /* Load gate, up and down of all experts. A file has a tensor for each of them; a list has one weight with gate and up of
  * all experts, and one with down. */
 static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
