@@ -76,7 +76,7 @@ MODELS = {
     "gpt_oss": (dict(GPT_OSS, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention",
                                                                 "sliding_attention"]), "BF16", 90000, 1),
     "gpt_oss_mxfp4": (dict(GPT_OSS, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": [
-        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}), "BF16", 40000, 1),
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}), "BF16", 40000, 5),
     "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                   rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
                   original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",
