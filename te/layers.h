@@ -126,6 +126,18 @@
     (expert_linear, b##_fc1, H, 2 * (F), E), (expert_bias, b##_fc1_bias, 2 * (F), E), (clamped_swiglu, b##_act),     \
     (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
 
+/* Llama 4 (Meta AI 2025), a block with experts: the router's weight, the sigmoid of its logit, multiplies the input of
+ * the chosen expert, and a shared expert of the same inner size F sees every token. Rope rotates pairs of neighbours, and
+ * each head of q and k has a norm (b_heads), whose weights are not trained: they stay 1 if te_freeze freezes them. The
+ * arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama 4 every
+ * fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer ones the
+ * blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the position.
+ * Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+#define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
+    TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
+#define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \
+    TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_NONE, ())
+
 /* Gemma 2 (Gemma Team 2024): the block has a norm before and a norm after attention (b_norm1, b_norm1_after), and
  * before and after the MLP (b_norm2, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50.
  * SCALE: the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its
@@ -282,6 +294,15 @@
 #define TE__LAYERS_EXPERT_MLP(b, H, F, E)                                                                            \
     (expert_linear, b##_fc1, H, 2 * (F), E), (swiglu, b##_act), (expert_linear, b##_fc2, F, H, E),                   \
     (combine, b##_router)
+#define TE__LAYERS_LLAMA4_ROPE(b, HEADS, KV, D, OPTIONS) \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-5f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
+#define TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, ROPE, OPTIONS)                                            \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
+    ROPE(b, HEADS, KV, D, OPTIONS) (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H),   \
+    (add, b##_x1), (fork, b##_x2), (rmsnorm, b##_norm2, H), (fork, b##_n2),                                          \
+    (router, b##_router, H, E, (top_k, TOP_K), (score, sigmoid), (weigh, input)),                                    \
+    TE__LAYERS_EXPERT_MLP(b, H, F, E), (fork, b##_routed), (load, b##_n2), (linear, b##_shared1, H, 2 * (F)),        \
+    (swiglu, b##_shared_act), (linear, b##_shared2, F, H), (add, b##_routed), (add, b##_x2)
 #define TE__LAYERS_LAYER(b, NORM, ACT, H, F, FC1_OUT, HEADS, KV, D, P, ROPE, BIAS)                  \
     (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \

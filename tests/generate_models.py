@@ -41,6 +41,11 @@ GPT_OSS = dict(SIZES, model_type="gpt_oss", architectures=["GptOssForCausalLM"],
                num_experts_per_tok=2, experts_per_token=2, swiglu_limit=2.0, initial_context_length=32,
                rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 5.0, "rope_type": "yarn", "truncate": False,
                              "original_max_position_embeddings": 32}, tie_word_embeddings=False)
+LLAMA4 = dict(SIZES, model_type="llama4_text", architectures=["Llama4ForCausalLM"], head_dim=32, rms_norm_eps=1e-5,
+              hidden_act="silu", rope_theta=500000.0, rope_scaling=None, attention_bias=False, attention_chunk_size=160,
+              floor_scale=161, attn_scale=0.1, attn_temperature_tuning=True, interleave_moe_layer_step=1,
+              intermediate_size_mlp=128, num_local_experts=4, num_hidden_layers=3, use_qk_norm=True,
+              no_rope_layers=[1, 0, 1], tie_word_embeddings=False)
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
@@ -77,6 +82,8 @@ MODELS = {
                                                                 "sliding_attention"]), "BF16", 90000, 1),
     "gpt_oss_mxfp4": (dict(GPT_OSS, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": [
         "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}), "BF16", 40000, 5),
+    "llama4": (dict(LLAMA4, num_experts_per_tok=1), "BF16", 100000, 1),
+    "llama4_top2": (dict(LLAMA4, num_experts_per_tok=2, use_qk_norm=False, rope_scaling=LLAMA3_ROPE), "F32", 1 << 30, 1),
     "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                   rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
                   original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",

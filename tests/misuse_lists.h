@@ -38,7 +38,7 @@ inline const std::vector<sound> &sound_ops() {
         {"attention", {"2", "2", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"varlen", "2"}, {"alibi", "2"}, {"sinks", "2"}, {"bias", "2"}, {"bias_queries", "4"}, {"relative_bias", "1"}, {"max_logit", "2"}, {"tied", "1"}}, "(bias, y, 24)", ""},
         {"cross_attention", {"k", "2", "1", "4"}, {{"causal", "2"}, {"causal", "1.5f"}, {"scale", "\"x\""}, {"scale", "-1.0f"}, {"alibi", "2"}, {"sinks", "2"}, {"bias", "2"}, {"max_logit", "2"}}, "(bias, y, 8), (input, k, 8)", ""},
         {"embedding", {"32", "16"}, {}, "", "(bias, z, 16)"}, {"positions", {"32", "16"}, {}, "", ""}, {"last_token", {}, {}, "(bias, y, 16)", ""}, {"cross_entropy", {"16"}, {}, "", ""}, {"sample", {"16"}, {}, "", ""},
-        {"router", {"16", "4"}, {{"top_k", "0"}, {"top_k", "5"}, {"top_k", "1.5f"}, {"score", "hardmax"}, {"renormalise", "1.5f"}, {"factor", "\"x\""}, {"choice_bias", "2"}, {"groups", "3"}, {"groups_kept", "2"}, {"aux_loss", "\"x\""}, {"z_loss", "\"x\""}}, "", "(combine, a)"},
+        {"router", {"16", "4"}, {{"top_k", "0"}, {"top_k", "5"}, {"top_k", "1.5f"}, {"score", "hardmax"}, {"renormalise", "1.5f"}, {"factor", "\"x\""}, {"choice_bias", "2"}, {"bias", "2"}, {"weigh", "both"}, {"groups", "3"}, {"groups_kept", "2"}, {"aux_loss", "\"x\""}, {"z_loss", "\"x\""}}, "", "(combine, a)"},
         {"expert_linear", {"16", "16", "4"}, {}, "(router, r, 16, 4)", "(combine, r)"}, {"expert_bias", {"16", "4"}, {}, "(router, r, 16, 4)", "(combine, r)"}, {"combine", {}, {}, "(router, a, 16, 4)", ""}};
     return all;
 }

@@ -57,6 +57,13 @@
     X(qwen3_moe_block, f32, TE_QWEN3_MOE_BLOCK(b0, 32, 16, 2, 1, 16, 10000.0f, 8, 3))                                                            \
     X(gpt_oss_block, f32, TE_GPT_OSS_BLOCK(b0, 32, 16, 2, 1, 16, 3, 5, 2, (base, 10000.0f), (scaling, yarn), (factor, 4.0f),                      \
       (original_length, 16), (truncate, 0)))                                                                                                     \
+    X(weighs_input, f32, (router, r, 24, 5, (top_k, 2), (score, sigmoid), (weigh, input)), (expert_linear, up, 24, 16, 5), (gelu, a),            \
+      (expert_linear, down, 16, 24, 5), (combine, r), (bias, b, 24))                                                                             \
+    X(weighs_input_alone, f32, (linear, l, 20, 20), (router, r, 20, 4, (top_k, 2), (renormalise, 1), (weigh, input)), (gelu, a), (combine, r))   \
+    X(weighs_one_product, f32, (fork, x), (router, r, 16, 4, (top_k, 2), (score, softmax_of_chosen), (weigh, input)),                            \
+      (expert_linear, up, 16, 16, 4), (combine, r), (add, x))                                                                                    \
+    X(llama4_block, f32, TE_LLAMA4_BLOCK(b0, 32, 16, 2, 1, 16, 4, 1, (base, 10000.0f)))                                                          \
+    X(llama4_block_no_rope, f32, TE_LLAMA4_BLOCK_NO_ROPE(b0, 32, 16, 2, 1, 16, 4, 2))                                                            \
     X(mixtral_block_16, bf16, TE_MIXTRAL_BLOCK(b0, 32, 24, 2, 1, 16, 10000.0f, 4, 1))
 
 // Widths and numbers of rows for which the kernels of Hopper run, in tiles that are not full; and groups with few rows.

@@ -39,6 +39,10 @@ FAMILIES = {
                     swiglu_alpha=1.702, swiglu_limit=7.0,
                     rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                                       original_max_position_embeddings=4096)),
+    "llama4": dict(LLAMA, rms_norm_eps=1e-5, rope_theta=5e5, vocab_size=202048, num_key_value_heads=8, head_dim=128,
+                   num_local_experts=16, num_experts_per_tok=1, max_position_embeddings=131072,
+                   interleave_moe_layer_step=1, use_qk_norm=True, no_rope_layer_interval=4, attention_chunk_size=8192,
+                   attn_temperature_tuning=True, floor_scale=8192),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
                    final_logit_softcapping=30.0),
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
@@ -67,6 +71,7 @@ ONLY_OF = {
     "smollm3": dict(use_sliding_window=False),
     "qwen3_moe": dict(decoder_sparse_step=1, mlp_only_layers=[]),
     "gpt_oss": dict(attention_bias=True),
+    "llama4": dict(interleave_moe_layer_step=1),
     "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
@@ -75,7 +80,8 @@ NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor
 # Its activations, as lists have them.
 ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
 # The families with experts, and the key for the inner size of an expert.
-EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size", gpt_oss="intermediate_size")
+EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size", gpt_oss="intermediate_size",
+               llama4="intermediate_size")
 # The keys for the number of experts; which one a file has depends on the version of transformers.
 EXPERT_COUNTS = ("num_local_experts", "num_experts")
 # Keys of models that these families are not, such as quantized weights; experts are only refused in the other families.
@@ -105,9 +111,9 @@ def checksum(data):
 def family_of(config):
     """(name of the family, config with the defaults filled in)."""
     kind = str(config.get("model_type"))
-    if kind == "gemma3" and "text_config" in config:  # with a vision tower, which is left out
+    if kind in ("gemma3", "llama4") and "text_config" in config:  # with a vision tower, which is left out
         config = dict(config["text_config"], **{k: v for k, v in config.items() if k != "text_config"})
-    name = {"gemma3_text": "gemma3"}.get(kind, kind)
+    name = kind.removesuffix("_text")
     if name not in FAMILIES:
         raise Unsupported(f"model_type is {kind}; supported are {', '.join(FAMILIES)}")
     if name == "gpt_neox":
@@ -136,7 +142,7 @@ KINDS = ("full", "sliding", "unrotated")
 
 def layer_kinds(name, config, layers):
     """The kind of each layer: whether its attention has the sliding window, or no rope."""
-    if name == "smollm3":
+    if name in ("smollm3", "llama4"):
         interval = config["no_rope_layer_interval"]
         rotated = config.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]  # 0: not, as in transformers
         if len(rotated) < layers:
@@ -165,6 +171,18 @@ def layer_kinds(name, config, layers):
     else:
         sliding = [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
     return ["sliding" if s else "full" for s in sliding]
+
+
+def positions_of(name, config):
+    """The largest number of tokens of a sequence."""
+    positions = config["n_positions" if name == "gpt2" else "max_position_embeddings"]
+    if name != "llama4":
+        return positions
+    # Layers with rope see chunks of attention_chunk_size tokens, that is, all earlier tokens of the first chunk. The
+    # others multiply q by 1 + attn_scale log(1 + floor((position + 1) / floor_scale)), by 1 in the first floor_scale - 1
+    # positions. In this range no layer needs more than causal attention.
+    chunk = config.get("attention_chunk_size") or positions
+    return min(positions, chunk, config["floor_scale"] - 1 if config["attn_temperature_tuning"] else positions)
 
 
 PARTLY_ROTATED = ("phi3", "gpt_neox")
@@ -304,7 +322,7 @@ def model(path):
         "MODEL_HEADS": heads,
         "MODEL_KV_HEADS": kv_heads,
         "MODEL_HEAD_DIM": head_dim,
-        "MODEL_POSITIONS": config["n_positions" if gpt2 else "max_position_embeddings"],
+        "MODEL_POSITIONS": positions_of(name, config),
         "MODEL_EPS": number(config[EPS.get(name, "rms_norm_eps")]),
         "MODEL_TIED": int(bool(config["tie_word_embeddings"])),
         "MODEL_ATTENTION_SCALE": number(scalar**-0.5),
@@ -326,8 +344,16 @@ def model(path):
                               "1 to 32, and at most the number of experts")
         if ffn % 8 or hidden % 8:
             raise Unsupported(f"{EXPERTS[name]} is {ffn} and hidden_size {hidden}; experts need multiples of eight")
-    if name == "gpt_oss":
+    if name in ("gpt_oss", "llama4"):
         defines["MODEL_EXPERTS_IN_ONE"] = "1 /* tensor of the files for all experts */"
+    if name == "llama4":
+        if config.get("moe_layers", list(range(layers))) != list(range(layers)):
+            raise Unsupported(f"moe_layers is {config['moe_layers']}; only experts in all layers are supported")
+        for t in config.get("layer_types") or []:
+            if t not in ("chunked_attention", "full_attention"):
+                raise Unsupported(f"layer_types has {t}; only chunked_attention and full_attention are supported")
+        defines["MODEL_QK_NORM"] = int(config["use_qk_norm"])
+    if name == "gpt_oss":
         defines["MODEL_SWIGLU_ALPHA"] = number(config["swiglu_alpha"])
         defines["MODEL_SWIGLU_LIMIT"] = number(config["swiglu_limit"])
     if name == "gpt_neox":
@@ -345,7 +371,7 @@ def model(path):
     if not gpt2:
         for kind in ("full", "sliding"):
             # llama.cpp has permuted the rows of q and k of this architecture for pairs of neighbours
-            interleaved = ", (interleaved, 1)" if is_gguf and name == "llama" else ""
+            interleaved = ", (interleaved, 1)" if name == "llama4" or (is_gguf and name == "llama") else ""
             defines[f"MODEL_ROPE_{kind}"] = rope(name, config, head_dim, kind) + interleaved
     return defines
 

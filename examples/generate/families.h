@@ -115,6 +115,23 @@
     (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS),                                                    \
     (expert_bias, fc2_bias, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route), (add, x2)
 
+/* Llama 4: the router's weight multiplies the input of an expert, and a shared expert sees every token. In layers with
+ * rope the heads of q and k may have a norm, without a weight: that of the list is 0, beside the 1 that the op adds. */
+#if MODEL_QK_NORM
+#define QK_NORM_full HEAD_NORM(head_norm1p),
+#else
+#define QK_NORM_full
+#endif
+#define QK_NORM_unrotated
+#define BLOCK_LLAMA4(KIND)                                                                                           \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, QK_NORM_##KIND ATTENTION_PART(KIND), (add, x1),                           \
+    (fork, x2), NORM(rmsnorm, norm2), (fork, n2),                                                                    \
+    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (score, sigmoid), (weigh, input)),            \
+    (expert_linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN, MODEL_EXPERTS), (swiglu, act),                                 \
+    (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route), (fork, routed), (load, n2),      \
+    (linear, shared1, MODEL_HIDDEN, 2 * MODEL_FFN), (swiglu, shared_act), (linear, shared2, MODEL_FFN, MODEL_HIDDEN), \
+    (add, routed), (add, x2)
+
 /* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
 #define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
 #define BLOCK_OLMO2(KIND)                                                                                            \
@@ -177,6 +194,7 @@
 #define EMBED_QWEN3 EMBED_TOKENS
 #define EMBED_QWEN3_MOE EMBED_TOKENS
 #define EMBED_GPT_OSS EMBED_TOKENS
+#define EMBED_LLAMA4 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
 #define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
@@ -193,6 +211,7 @@
 #define LAST_QWEN3 NORM(rmsnorm, norm)
 #define LAST_QWEN3_MOE NORM(rmsnorm, norm)
 #define LAST_GPT_OSS NORM(rmsnorm, norm)
+#define LAST_LLAMA4 NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
@@ -286,6 +305,15 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"mlp.experts.gate_up_proj", "fc1", "weight", 0,                                                                 \
      TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED},                                              \
     {"mlp.experts.down_proj", "fc2", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS}
+#define TENSORS_LLAMA4                                                                                               \
+    TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                 \
+    {"feed_forward.router.weight", "route", "weight", 0, 0},                                                         \
+    {"feed_forward.shared_expert.gate_proj.weight", "shared1", "weight", MODEL_FFN, 0},                              \
+    {"feed_forward.shared_expert.up_proj.weight", "shared1", "weight", MODEL_FFN, 0},                                \
+    {"feed_forward.shared_expert.down_proj.weight", "shared2", "weight", 0, 0}
+#define EXPERT_TENSORS_LLAMA4                                                                                        \
+    {"feed_forward.experts.gate_up_proj", "fc1", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS},             \
+    {"feed_forward.experts.down_proj", "fc2", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS}
 #define TENSORS_GEMMA2                                                                                               \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0},                           \
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
@@ -352,6 +380,7 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_QWEN3 0
 #define NAMES_QWEN3_MOE 0
 #define NAMES_GPT_OSS 0
+#define NAMES_LLAMA4 0
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1

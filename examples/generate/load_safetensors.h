@@ -103,6 +103,12 @@ static te_status load_block(part *p, int layer, te_context *ctx) {
 #if MODEL_EXPERTS
     TE_TRY(load_experts(p, prefix, ctx));
 #endif
+#if MODEL_QK_NORM
+    for (int i = 0; i < p->model.param_count; i++) { /* the files have no weights of these norms */
+        const te_param *w = &p->param[i];
+        if (!strcmp(w->op, "heads")) TE_TRY(te_fill(ctx, w->data, 0, (size_t)w->cols * te_dtype_bytes(w->dtype)));
+    }
+#endif
     return load_tables(p, block_tensors, block_heads, prefix, ctx);
 }
 static te_status load_last(part *p, te_context *ctx) {

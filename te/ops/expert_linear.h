@@ -18,6 +18,7 @@
 #define TE_OPS_EXPERT_LINEAR_H
 
 #include "../gemm/impl/gemm_grouped.h" /* te_grouped */
+#include "combine.h"                   /* te_routed_args */
 #include "router.h"                    /* te_routing */
 
 #define TE__EXPERTS_FIT(model, op, experts)                   \
@@ -73,15 +74,15 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
-/* The pattern router expert_linear: the product gathers the rows of x itself. On the host, where it cannot, the
- * router's kernel copies them to scratch memory. */
+/* The pattern router expert_linear: the product gathers the rows of x itself. Where it cannot, on the host and with
+ * (weigh, input), the router's kernel copies them to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype)                                                \
     TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
-                      TE__ROUTER_FORMATS(model, dtype, a), !TE_CUDA)                                                 \
+                      TE__ROUTER_FORMATS(model, dtype, a), !TE_CUDA || TE__WEIGHS_INPUT(a))                          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch, 0};                            \
+        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch, 0, 0};                         \
         return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
     }
 
@@ -136,10 +137,11 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
     const int router = s->op[0], i = s->op[1];
     te_value x = r->current, rows = te__no_value(), y;
     TE_TRY(te__output(&y, r, s, i));
-    if (!TE_CUDA) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
+    const int copies = !TE_CUDA || te__router_options_of(r->plan, router).weighs_input;
+    if (copies) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
     TE_TRY(te__router_forward(r, router, &rows, kernels));
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, router);
-    if (TE_CUDA) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
+    if (!copies) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
     else x = rows;
     return te__expert_forward(r, &g, i, x, y, run);
 }
@@ -154,9 +156,14 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         float v[8];
         te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
-        for (int j = 0; j < a->top_k; j++)
-            if (te__is_local(&a->at, token * a->top_k + j))
-                te_store8(a->y, (int64_t)a->at.row[token * a->top_k + j] * a->width + c, v, 8, 1, dtype);
+        for (int j = 0; j < a->top_k; j++) {
+            const int64_t at = token * a->top_k + j;
+            const float w = te__input_weight(&a->at, at);
+            float weighed[8];
+            if (!te__is_local(&a->at, at)) continue;
+            TE_UNROLL for (int i = 0; i < 8; i++) weighed[i] = w * v[i];
+            te_store8(a->y, (int64_t)a->at.row[at] * a->width + c, a->at.weighs_input ? weighed : v, 8, 1, dtype);
+        }
     }
 }
 /* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
@@ -219,7 +226,7 @@ TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) 
     float sum = 0;
     if (row >= a->rows || !te__is_local_row(&a->at, row)) return;
     const int slot = a->at.slot[row];
-    const float w = a->at.weight[slot];
+    const float w = te__output_weight(&a->at, slot);
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         const int64_t at = row * a->width + c;
         float x[8], v[8];

@@ -2,6 +2,7 @@
  *
  *   (router, r, hidden, experts, (top_k, 2), ..)   y = the rows of x, each once for each of its token's experts
  *   (combine, r)                                   y[token] = the sum of the token's rows times the router's weights
+ *                                                  (combine.h)
  *
  * Do this: the experts of Mixtral (Jiang et al. 2024, arXiv 2401.04088)
  *     (fork, x), (rmsnorm, n, H), (router, r, H, E, (top_k, 2), (renormalise, 1)), (expert_linear, up, H, 2 * F, E),
@@ -34,6 +35,8 @@
  *     (bias, 0)            1: a parameter, bias [1, experts], is added to the logits (gpt-oss)
  *     (renormalise, 0)     1: the scores of the chosen experts are divided by their sum (Mixtral, Qwen3-MoE)
  *     (factor, 1)          the weights are multiplied by this constant (2.5 in DeepSeek-V3)
+ *     (weigh, output)      input: a token's row is multiplied by the expert's weight in front of the expert, and the
+ *                          combine only adds up (Llama 4); output: the combine multiplies
  *     (choice_bias, 0)     1: a parameter, choice_bias [1, experts], is added to the scores for the choice only
  *                          (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
  *     (groups, 1), (groups_kept, groups)   the experts form so many groups, of which only the groups_kept with the
@@ -70,6 +73,7 @@
 #define TE_SAME_top_k_top_k ,
 #define TE_SAME_score_score ,
 #define TE_SAME_renormalise_renormalise ,
+#define TE_SAME_weigh_weigh ,
 #define TE_SAME_factor_factor ,
 #define TE_SAME_choice_bias_choice_bias ,
 #define TE_SAME_groups_groups ,
@@ -78,6 +82,7 @@
 #define TE_TAKES_router_top_k TE_INTEGER
 #define TE_TAKES_router_score TE_TOKEN
 #define TE_TAKES_router_bias TE_INTEGER
+#define TE_TAKES_router_weigh TE_TOKEN
 #define TE_TAKES_router_renormalise TE_INTEGER
 #define TE_TAKES_router_factor TE_NUMBER
 #define TE_TAKES_router_choice_bias TE_INTEGER
@@ -94,6 +99,12 @@
 #define TE__SCORE_MARK_softmax ,
 #define TE__SCORE_MARK_sigmoid ,
 #define TE__SCORE_MARK_softmax_of_chosen ,
+/* The option `weigh`: 1 if it is input, 0 if it is output, -1 if it is another word. */
+#define TE__WEIGHS_INPUT(op) \
+    TE_IF_MARKED(TE_JOIN1(TE__WEIGH_INPUT_, TE_OPTION(op, weigh, output)), 1, TE__WEIGHS_OUTPUT(op))
+#define TE__WEIGHS_OUTPUT(op) TE_IF_MARKED(TE_JOIN1(TE__WEIGH_OUTPUT_, TE_OPTION(op, weigh, output)), 0, -1)
+#define TE__WEIGH_INPUT_input ,
+#define TE__WEIGH_OUTPUT_output ,
 #define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
 typedef enum te_router_score { TE_SCORE_softmax, TE_SCORE_sigmoid, TE_SCORE_softmax_of_chosen } te_router_score;
@@ -130,14 +141,16 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
      static_assert((TE_OPTION(op, choice_bias, 1)) == 1,                                                             \
                    TE__ROUTER_TEXT(model, op) ": choice_bias is 1, or not named");                                   \
      static_assert((TE_OPTION(op, bias, 1)) == 1, TE__ROUTER_TEXT(model, op) ": bias is 1, or not named");           \
+     static_assert(TE__WEIGHS_INPUT(op) >= 0, TE__ROUTER_TEXT(model, op) ": weigh is input or output");              \
      static_assert(!TE_HAS_OPTION(op, aux_loss) || (int)TE__ROUTER_SCORE(op) == (int)TE_SCORE_softmax,               \
                    TE__ROUTER_TEXT(model, op) ": aux_loss goes with (score, softmax)");)
 #define TE_OPTIONS_router(op)                                                                                        \
     (te_router_options, TE_ARG2(op, 0), TE__TOP_K(op), (int)TE__ROUTER_SCORE(op), TE_OPTION(op, renormalise, 0),     \
      TE_HAS_OPTION(op, bias), TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op),            \
-     (float)(TE_OPTION(op, factor, 1)), (float)(TE_OPTION(op, aux_loss, 0)), (float)(TE_OPTION(op, z_loss, 0)))
+     TE__WEIGHS_INPUT(op), (float)(TE_OPTION(op, factor, 1)), (float)(TE_OPTION(op, aux_loss, 0)),                   \
+     (float)(TE_OPTION(op, z_loss, 0)))
 typedef struct te_router_options {
-    int experts, top_k, score, renormalise, bias, choice_bias, groups, groups_kept;
+    int experts, top_k, score, renormalise, bias, choice_bias, groups, groups_kept, weighs_input;
     float factor, aux_loss, z_loss;
 } te_router_options;
 
@@ -155,6 +168,7 @@ typedef struct te_routing {
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
     int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
     int is_part;      /* 1: these are not all experts */
+    int weighs_input; /* 1: the weights multiply the inputs of the experts; 0: their outputs */
 } te_routing;
 /* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more. */
 #define TE__ROUTING_FLOATS(experts, top_k) \
@@ -165,13 +179,16 @@ TE_API te_routing te__routing_at(void *memory, int64_t tokens, te_router_options
     t.logits = (float *)memory, t.weight = t.logits + tokens * o.experts;
     t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
     t.slot = t.row + rows, t.offset = t.slot + rows;
-    t.first = 0, t.count = o.experts, t.is_part = 0;
+    t.first = 0, t.count = o.experts, t.is_part = 0, t.weighs_input = o.weighs_input;
     return t;
 }
 /* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
 TE_FN int te__is_local(const te_routing *t, int64_t at) {
     return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
 }
+/* By what the input and the output of the expert of a token's routed row are multiplied. at: as above. */
+TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
+TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
 /* Whether this rank has the expert of routed row `row`. */
 TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
     return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
@@ -214,7 +231,8 @@ typedef struct te_router_args {
     const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
     void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
     const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
-    const float *dweight; /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
+    const void *input;    /* te_router_weigh_gradient: the router's input, [tokens, hidden] */
+    float *dweight;       /* the gradients of the weights, [tokens, top_k] */
     float *dbias;         /* te_router_bias_sum: the sums of dlogits over the tokens of each block, [blocks, experts] */
     int64_t tokens;
     int experts;
@@ -422,9 +440,13 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
             const int count = (int)te_min(8, width - c), aligned = width % 8 == 0;
             float v[8];
             te_load8(v, a->x, token * width + c, count, aligned, f.in);
-            TE_UNROLL for (int j = 0; j < o.top_k; j++)
-                if (te__is_local(&a->at, token * o.top_k + j))
-                    te_store8(a->y, (int64_t)row[j] * width + c, v, count, aligned, f.out);
+            TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+                float weighed[8];
+                if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+                const float w = te__input_weight(&a->at, token * o.top_k + j);
+                TE_UNROLL for (int k = 0; k < 8; k++) weighed[k] = w * v[k];
+                te_store8(a->y, (int64_t)row[j] * width + c, o.weighs_input ? weighed : v, count, aligned, f.out);
+            }
         }
     }
 }
@@ -488,6 +510,31 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
         te_store(a->y, token * o.experts + e, dlogit, dtype);
     }
 }
+/* With (weigh, input) a routed row is w x, so dw = the sum over the columns of its gradient times x. A warp has a
+ * token. Memory traffic: reads x and the gradient of the routed rows. */
+TE_FN void te_router_weigh_gradient(const te_router_args *a, te_block b, const te_router_options o, const int width,
+                                    const te_formats f) {
+    int group;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    float sum[TE_ROUTER_MAX_TOP_K];
+    if (token >= a->tokens) return;
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) sum[j] = 0;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float x[8], v[8];
+        te_load8(x, a->input, token * width + c, n, aligned, f.in);
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
+            TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
+        }
+    }
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        te_lanes_sum(&sum[j], 1, &g);
+        if (g.id == 0) a->dweight[token * o.top_k + j] = sum[j];
+    }
+}
 /* dlogit is the gradient of the bias, too, so it is summed over the tokens. Memory traffic: reads dlogits. */
 TE_FN void te_router_bias_sum(const te_router_args *a, te_block b, const int experts, te_dtype dtype) {
     int none;
@@ -514,7 +561,8 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
             if (!te__is_local(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+            const float w = te__input_weight(&a->at, token * o.top_k + j);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += o.weighs_input ? w * v[i] : v[i];
         }
         if (a->more) {
             te_load8(v, a->more, token * width + c, n, aligned, TE_f32);
@@ -528,8 +576,8 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
 
 typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_args *);
 /* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. bias: te_router_bias_sum,
- * or null. */
-typedef struct te_router_kernels { te_router_launch_fn first, second, bias; } te_router_kernels;
+ * or null. weigh: te_router_weigh_gradient, or null. */
+typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weigh; } te_router_kernels;
 
 #define TE__ROUTER_KERNEL(name, op, body, ...)                                                                       \
     TE_FN void name##_body(const te_router_args *a, te_block b) {                                                    \
@@ -544,24 +592,29 @@ typedef struct te_router_kernels { te_router_launch_fn first, second, bias; } te
     TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
                       TE__ROUTER_FORMATS(model, dtype, op), 1)                                                       \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_choose_launch, name##_launch, 0};                                  \
+        const te_router_kernels kernels = {name##_choose_launch, name##_launch, 0, 0};                               \
         return te__router_step(r, s, &kernels);                                                                      \
     }
 #define TE_CUSTOM_router_backward(name, model, dtype, op)                                                            \
     TE__ROUTER_KERNEL(name, op, te_router_gradient, TE_##dtype)                                                      \
     TE__ROUTER_KERNEL(name##_sum, op, te_router_sum, (int)TE_WIDTH_IN(model, op),                                    \
                       TE__ROUTER_FORMATS(model, dtype, op))                                                          \
-    TE_IF_HAS(op, bias, TE__ROUTER_BIAS_KERNEL, TE__ROUTER_NO_KERNEL)(name, op, dtype)                               \
+    TE_IF_HAS(op, bias, TE__ROUTER_BIAS_KERNEL, TE__ROUTER_NO_KERNEL)(name, model, op, dtype)                        \
+    TE_IF_HAS(op, weigh, TE__ROUTER_WEIGH_KERNEL, TE__ROUTER_NO_KERNEL)(name, model, op, dtype)                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_router_kernels kernels = {name##_launch, name##_sum_launch,                                         \
-                                           TE_IF_HAS(op, bias, name##_bias_launch, 0)};                              \
+                                           TE_IF_HAS(op, bias, name##_bias_launch, 0),                               \
+                                           TE_IF_HAS(op, weigh, name##_weigh_launch, 0)};                            \
         return te__router_backward(r, s, &kernels);                                                                  \
     }
 
-#define TE__ROUTER_NO_KERNEL(name, op, dtype)
-#define TE__ROUTER_BIAS_KERNEL(name, op, dtype)        \
+#define TE__ROUTER_NO_KERNEL(name, model, op, dtype)
+#define TE__ROUTER_BIAS_KERNEL(name, model, op, dtype)        \
     TE_KERNEL(name##_bias, TE_ROUTER_THREADS, te_router_args, \
               te_router_bias_sum(te_args, te_at, (int)(TE_ARG2(op, 0)), TE_##dtype))
+#define TE__ROUTER_WEIGH_KERNEL(name, model, op, dtype)                                               \
+    TE__ROUTER_KERNEL(name##_weigh, op, te_router_weigh_gradient, (int)TE_WIDTH_IN(model, op), \
+                      TE__ROUTER_FORMATS(model, dtype, op))
 
 /* Runs one of the router's GEMMs. On the host it gets scratch memory from the workspace. capacity: the size of the GEMM
  * that is the number of rows, with as many rows as the workspace is sized for. */
@@ -631,8 +684,9 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
     te_router_args a;
     TE_TRY(te__router_args_of(&a, r, i));
     TE_TRY(te__acquire(r, &dlogits, op->in_rows, o.experts, r->plan->dtype));
-    a.dweight = (const float *)r->edge[i].data, a.y = dlogits.data;
+    a.dweight = (float *)r->edge[i].data, a.y = dlogits.data, a.x = r->current.data, a.input = x.data;
     a.loss_scale = r->batch ? r->batch->loss_scale : 0;
+    if (o.weighs_input && !r->dry) TE_TRY(kernels->weigh(r->ctx, grid, &a));
     if (!r->dry) TE_TRY(kernels->first(r->ctx, grid, &a));
     if (kernels->bias) {
         const int blocks = (int)te_ceil_div(r->tokens, TE_ROUTER_SUM_TOKENS);
@@ -668,114 +722,6 @@ TE_API te_status te__router_backward(te_run *r, const te_step *s, const te_route
     }
     te__set_edge(r, i, te__no_value());
     te__set_current(r, dx);
-    return TE_OK;
-}
-
-/* ---- (combine, r) ------------------------------------------------------------------------------------------------ */
-
-#define TE_OP_combine (combine, custom)
-#define TE_SHAPES_combine(op) (1)
-#define TE_ROWS_combine(op, in) (TE_ROWS_tokens)
-#define TE_LAYOUT_combine(op, in) \
-    ((int)(in) == (int)TE_LAYOUT_partial_grad ? (int)TE_LAYOUT_partial_sum : (int)(in))
-#define TE_FLAGS_combine(op) (TE_SAVES_INPUT)
-#define TE_EDGE_combine(model, op) (TE__ROUTER_INDEX(model, TE_FORK_OF(op)), TE_JOIN2(, model, dtype))
-#define TE_CHECK_combine(model, op)                                                                                  \
-    (static_assert((int)TE__ROUTER_INDEX(model, TE_FORK_OF(op)) < (int)TE_ID(model, op), "te: the order of the list"); \
-     static_assert((int)TE_ROWS_IN(model, op) ==                                                                     \
-                       (int)TE_JOIN4(, model, router, TE_FORK_OF(op), routed),                                       \
-                   TE__ROUTER_TEXT(model, op) " does not stand on the rows of its router");)
-
-/* The arguments of the kernels that read or write routed rows; each kernel uses some of them. */
-typedef struct te_routed_args {
-    te_routing at;
-    const void *x;     /* the input, in backward as forward saved it */
-    const void *dy;
-    const void *bias;  /* [experts, width] */
-    void *y;           /* forward: y; backward: dx, or null */
-    void *dx;          /* te_routed_weigh: the gradient of the rows */
-    float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
-    int64_t tokens, rows; /* rows: number of routed rows */
-    int width, top_k;
-    int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
-} te_routed_args;
-typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
-
-/* Memory traffic: reads the routed rows, writes y. A warp has a token. */
-TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (token >= a->tokens) return;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int j = 0; j < top_k; j++) {
-            const float w = a->at.weight[token * top_k + j];
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
-            te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
-        }
-        te_store8(a->y, token * width + c, sum, n, aligned, f.out);
-    }
-}
-/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
- * dy and the saved routed rows, writes dx. */
-TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
-                               const te_formats f) {
-    int group;
-    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    float sum[TE_ROUTER_MAX_TOP_K];
-    if (token >= a->tokens) return;
-    TE_UNROLL for (int j = 0; j < top_k; j++) sum[j] = 0;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], x[8];
-        te_load8(v, a->dy, token * width + c, n, aligned, f.out);
-        TE_UNROLL for (int j = 0; j < top_k; j++) {
-            const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
-            const float w = a->at.weight[token * top_k + j];
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
-            te_load8(x, a->x, at, n, aligned, f.in);
-            TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
-            TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];
-            if (a->y) te_store8(a->y, at, x, n, aligned, f.in);
-        }
-    }
-    TE_UNROLL for (int j = 0; j < top_k; j++) {
-        te_lanes_sum(&sum[j], 1, &g);
-        if (g.id == 0) a->dweight[token * top_k + j] = sum[j];
-    }
-}
-#define TE__COMBINE_STEP(name, model, dtype, op, body)                                                               \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
-              body(te_args, te_at, (int)TE_ROWS_IN(model, op) & 255, (int)TE_WIDTH_IN(model, op),                    \
-                   TE__ROUTER_FORMATS(model, dtype, op)))                                                            \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__combine_run(r, s, name##_launch); }
-#define TE_CUSTOM_combine_forward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_rows)
-#define TE_CUSTOM_combine_backward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_gradient)
-
-TE_API te_status te__combine_run(te_run *r, const te_step *s, te_routed_launch_fn launch) {
-    const int i = s->op[0], router = r->plan->op[i].edge, top_k = te__rows_per_token(r->plan->op[i].in_rows);
-    te_routed_args a;
-    te_value y, dweight;
-    TE_REQUIRE(te__router_of(r->plan, i) == router, r->ctx, TE_ERROR_STATE,
-               "%s: (combine, %s) stands on the rows of another router", r->plan->name, r->plan->op[i].name);
-    memset(&a, 0, sizeof a);
-    a.at = te__routing_of(r, router), a.tokens = r->tokens, a.x = r->current.data;
-    if (r->pass == TE_BACKWARD) {
-        a.dy = r->current.data, a.x = te__input_of(r, i).data;
-        TE_TRY(te__gradient(&y, r, s, i));
-        dweight = te__value_of(0, TE_f32, r->tokens, top_k);
-        TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * top_k) * sizeof(float)));
-        te__set_edge(r, router, dweight);
-        a.dweight = (float *)dweight.data;
-    } else TE_TRY(te__output(&y, r, s, i));
-    a.y = y.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
-    te__set_current(r, y);
-    if (r->pass == TE_INFER) te__set_edge(r, router, te__no_value());
     return TE_OK;
 }
 
