@@ -112,9 +112,9 @@
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
 
-/* gpt-oss (OpenAI 2025): biases behind all projections, a learnt logit of each head in the softmax (attention sinks), and
- * a router with a bias, whose experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK, 127 in every
- * second block from the first one on and -1 in the others. The arguments after TOP_K are options of rope: (base,
+/* gpt-oss (OpenAI 2025): biases behind all projections, a learnt logit of each head in the softmax (attention sinks),
+ * and a router with a bias, whose experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK, 127 in
+ * every second block from the first one on and -1 in the others. The arguments after TOP_K are options of rope: (base,
  * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
  * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of b_fc1 has an expert's gate, then its up. */
 #define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
@@ -127,12 +127,12 @@
     (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
 
 /* Llama 4 (Meta AI 2025), a block with experts: the router's weight, the sigmoid of its logit, multiplies the input of
- * the chosen expert, and a shared expert of the same inner size F sees every token. Rope rotates pairs of neighbours, and
- * each head of q and k has a norm (b_heads), whose weights are not trained: they stay 1 if te_freeze freezes them. The
- * arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama 4 every
- * fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer ones the
- * blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the position.
- * Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+ * the chosen expert, and a shared expert of the same inner size F sees every token. Rope rotates pairs of neighbours.
+ * Each head of q and k has a norm (b_heads), which in Llama 4 has no weights: here they stay 1 if te_freeze freezes
+ * them. The arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama 4
+ * every fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer ones
+ * the blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the
+ * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
 #define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \

@@ -18,8 +18,7 @@
  *                                (its form for gemm), I32 [cols, rows / 8]
  * Their codes and scales stay as they are (values are computed in f32, from codes, zero points and scales in 16 bits):
  * the formats are int4 or int4z in blocks of 128, 64 or 32, the largest that divides the file's groups, and mxfp4.
- *
- * te_mxfp4_load reads MXFP4 into parameters in floats, by the views of te_packed_add.
+ * te_mxfp4_load converts MXFP4 to parameters in floats, through the views of te_packed_add.
  *
  * Source: AutoGPTQ's QuantLinear (a stored zero point is one less than the zero point), AutoAWQ's WQLinear_GEMM,
  * transformers' Mxfp4 integration.

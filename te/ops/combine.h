@@ -1,5 +1,5 @@
-/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each times its weight, in the order in which
- * router r has chosen the experts. It ends the routed rows, which router.h describes.
+/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each times its weight, in the order in
+ * which router r has chosen the experts. It ends the routed rows, which router.h describes.
  *
  * Do this:
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, F, E), (gelu, act), (expert_linear, down, F, H, E),
@@ -34,6 +34,7 @@ typedef struct te_routed_args {
     float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;
+    int weighs;        /* te_routed_gather: 1: the rows are multiplied by their input weights (weigh, input) */
     int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);

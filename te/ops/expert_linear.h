@@ -146,8 +146,9 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
     return te__expert_forward(r, &g, i, x, y, run);
 }
 
-/* Copies each token's row of x to its routed rows of y. Memory traffic: reads x, writes y. A warp has a token: with a
- * routed row instead, a row of x would be read top_k times, each time when the L2 no longer has it. */
+/* Copies each token's row of x to its routed rows of y, times their weights if a->weighs. Memory traffic: reads x,
+ * writes y. A warp has a token: with a routed row instead, a row of x would be read top_k times, each time when the L2
+ * no longer has it. */
 TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -158,11 +159,11 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
         for (int j = 0; j < a->top_k; j++) {
             const int64_t at = token * a->top_k + j;
-            const float w = te__input_weight(&a->at, at);
+            const float w = a->weighs ? te__input_weight(&a->at, at) : 1.0f;
             float weighed[8];
             if (!te__is_local(&a->at, at)) continue;
             TE_UNROLL for (int i = 0; i < 8; i++) weighed[i] = w * v[i];
-            te_store8(a->y, (int64_t)a->at.row[at] * a->width + c, a->at.weighs_input ? weighed : v, 8, 1, dtype);
+            te_store8(a->y, (int64_t)a->at.row[at] * a->width + c, a->weighs ? weighed : v, 8, 1, dtype);
         }
     }
 }
@@ -178,7 +179,7 @@ TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te
     if (place) *x = te__value_of(place, r->plan->dtype, te__rows_in(r, op->in_rows), op->in);
     else TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
     memset(&a, 0, sizeof a);
-    a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data;
+    a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data, a.weighs = a.at.weighs_input;
     a.tokens = r->tokens, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
     return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a);
 }
