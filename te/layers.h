@@ -129,9 +129,9 @@
 /* Llama 4 (Meta AI 2025), a block with experts: the router's weight, the sigmoid of its logit, multiplies the input of
  * the chosen expert, and a shared expert of the same inner size F sees every token. Rope rotates pairs of neighbours.
  * Each head of q and k has a norm (b_heads), which in Llama 4 has no weights: here they stay 1 if te_freeze freezes
- * them. The arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama 4
- * every fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer ones
- * the blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the
+ * them. The arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama
+ * 4 every fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer
+ * ones the blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the
  * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
