@@ -146,6 +146,32 @@
     (linear, b##_shared_fc1, H, 2 * (SHARED)), (swiglu, b##_shared_act), (linear, b##_shared_fc2, SHARED, H),        \
     (add, b##_routed), (add, b##_x2)
 
+/* gpt-oss (OpenAI 2025): biases behind all projections, a learnt logit of each head in the softmax (attention sinks),
+ * and a router with a bias, whose experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK, 127 in
+ * every second block from the first one on and -1 in the others. The arguments after TOP_K are options of rope: (base,
+ * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
+ * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of b_fc1 has an expert's gate, then its up. */
+#define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
+    (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, __VA_ARGS__),                   \
+    (attention, b##_attention, HEADS, KV, D, (window_left, LEFT), (sinks, 1)), (linear, b##_proj, (HEADS) * (D), H), \
+    (bias, b##_proj_bias, H), (add, b##_x1), (fork, b##_x2), (rmsnorm, b##_norm2, H),                                \
+    (router, b##_router, H, E, (top_k, TOP_K), (score, softmax_of_chosen), (bias, 1)),                               \
+    (expert_linear, b##_fc1, H, 2 * (F), E), (expert_bias, b##_fc1_bias, 2 * (F), E), (clamped_swiglu, b##_act),     \
+    (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
+
+/* Llama 4 (Meta AI 2025), a block with experts: the router's weight, the sigmoid of its logit, multiplies the input of
+ * the chosen expert, and a shared expert of the same inner size F sees every token. Rope rotates pairs of neighbours.
+ * Each head of q and k has a norm (b_heads), which in Llama 4 has no weights: here they stay 1 if te_freeze freezes
+ * them. The arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama
+ * 4 every fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer
+ * ones the blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the
+ * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+#define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
+    TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
+#define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \
+    TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_NONE, ())
+
 /* Gemma 2 (Gemma Team 2024): the block has a norm before and a norm after attention (b_norm1, b_norm1_after), and
  * before and after the MLP (b_norm2, b_norm2_after). Gamma is zero-centred; attention scores are softcapped at 50.
  * SCALE: the softmax scale, query_pre_attn_scalar^(-1/2). LEFT: the sliding window, that is, how many tokens before its
@@ -328,6 +354,15 @@
     (concat, b##_qk, b##_kv, (KV) + (R)), (rope, b##_rope, (HEADS) + 1, 0, (KV) + (R), (first, KV), TE_STRIP ROPE),  \
     (attention, b##_attention, HEADS, 1, (KV) + (R), (value_dim, KV), (values_in_keys, 1), TE_STRIP OPTIONS),        \
     (head_linear, b##_v_b, HEADS, KV, V), (linear, b##_proj, (HEADS) * (V), H)
+#define TE__LAYERS_LLAMA4_ROPE(b, HEADS, KV, D, OPTIONS) \
+    (head_norm, b##_heads, HEADS, KV, D, (eps, 1e-5f)), TE__LAYERS_ROPE_WITH(b, HEADS, KV, D, OPTIONS)
+#define TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, ROPE, OPTIONS)                                            \
+    (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
+    ROPE(b, HEADS, KV, D, OPTIONS) (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H),   \
+    (add, b##_x1), (fork, b##_x2), (rmsnorm, b##_norm2, H), (fork, b##_n2),                                          \
+    (router, b##_router, H, E, (top_k, TOP_K), (score, sigmoid), (weigh, input)),                                    \
+    TE__LAYERS_EXPERT_MLP(b, H, F, E), (fork, b##_routed), (load, b##_n2), (linear, b##_shared1, H, 2 * (F)),        \
+    (swiglu, b##_shared_act), (linear, b##_shared2, F, H), (add, b##_routed), (add, b##_x2)
 #define TE__LAYERS_LAYER(b, NORM, ACT, H, F, FC1_OUT, HEADS, KV, D, P, ROPE, BIAS)                  \
     (fork, b##_x1), (NORM, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     BIAS(b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)) ROPE(b##_rope, HEADS, KV, D)                     \

@@ -51,7 +51,7 @@ struct norm_errors {
 static double weight_error(const op &o, const reference::routing &q, size_t t, const vec &x, const vec *ex, const vec &w) {
     double off = 0, size = 0;
     for (size_t e = 0; e < q.experts; e++) {
-        double l = 0;
+        double l = o.option("bias", 0) == 1 ? sums * std::fabs(q.logit[t * q.experts + e]) : 0;
         for (size_t k = 0; k < o.in; k++)
             l += (sums * std::fabs(x[t * o.in + k]) + (ex ? (*ex)[t * o.in + k] : 0)) * std::fabs(w[e * o.in + k]);
         off = std::max(off, l), size = std::max(size, std::fabs(q.logit[t * q.experts + e]));
@@ -305,7 +305,11 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
         }
     } else if (o.kind == "router") {
         const reference::routing q(o, in, params);
-        for (size_t k = 0; k < e.size(); k++) e[k] = before[q.slot[k / o.in] / q.top_k * o.in + k % o.in];
+        for (size_t k = 0; k < e.size(); k++) {
+            const size_t slot = q.slot[k / o.in], at = slot / q.top_k * o.in + k % o.in;
+            const double relative = q.weighs_input ? weight_error(o, q, slot / q.top_k, in, &before, params[(size_t)o.first_param]) + sums : 0;
+            e[k] = q.input_weight(slot) * (before[at] * (1 + relative) + relative * std::fabs(in[at]));
+        }
     } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
         const size_t from = reference::router_of(l, i);
         const op &router = l.ops[from];
@@ -313,13 +317,13 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
         const reference::routing q(router, rx, params);
         std::fill(e.begin(), e.end(), 0.0);
         vec relative(q.tokens);
-        for (size_t t = 0; t < q.tokens && o.kind == "combine"; t++)
+        for (size_t t = 0; t < q.tokens && o.kind == "combine" && !q.weighs_input; t++)
             relative[t] = weight_error(router, q, t, rx, from ? &error[from - 1] : nullptr, params[(size_t)router.first_param]);
         for (size_t r = 0; r < q.slot.size(); r++) {
             const size_t slot = q.slot[r], expert = q.expert[slot], token = slot / q.top_k;
             for (size_t n = 0; n < o.out; n++) {
                 const size_t at = r * o.in + n;
-                if (o.kind == "combine") e[token * o.out + n] += q.weight[slot] * (before[at] * (1 + relative[token]) + (relative[token] + sums) * std::fabs(in[at]));
+                if (o.kind == "combine") e[token * o.out + n] += q.output_weight(slot) * (before[at] * (1 + relative[token]) + (relative[token] + sums) * std::fabs(in[at]));
                 else if (o.kind == "expert_bias") e[at] = before[at] + sums * (std::fabs(in[at]) + std::fabs((*w)[expert * o.out + n]));
                 else
                     for (size_t k = 0; k < o.in; k++)
@@ -554,14 +558,22 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
             }
     } else if (o.kind == "router") {
         const reference::routing q(o, x, params);
-        const vec &dweight = expert_weights, dlogit = q.gradient(o, dweight, c.loss_scale);
-        const vec off = logit_errors(o, q, x, *w, dweight, fork_grad.at((int)i), dlogit, c.loss_scale, dtype);
+        vec dweight = expert_weights, eweight = fork_grad.at((int)i);
         e.assign(dx.size(), 0.0);
-        for (size_t k = 0; k < d.size(); k++) e[q.slot[k / o.in] / q.top_k * o.in + k % o.in] += d[k] + sums * std::fabs(dy[k]);
+        if (q.weighs_input) std::fill(dweight.begin(), dweight.end(), 0.0), std::fill(eweight.begin(), eweight.end(), 0.0);
+        for (size_t k = 0; k < d.size(); k++) {
+            const size_t slot = q.slot[k / o.in], at = slot / q.top_k * o.in + k % o.in;
+            const double relative = q.weighs_input ? weight_error(o, q, slot / q.top_k, x, nullptr, *w) : 0;
+            e[at] += q.input_weight(slot) * (d[k] * (1 + relative) + (relative + sums) * std::fabs(dy[k]));
+            if (q.weighs_input) dweight[slot] += dy[k] * x[at], eweight[slot] += (d[k] + sums * std::fabs(dy[k])) * std::fabs(x[at]);
+        }
+        const vec dlogit = q.gradient(o, dweight, c.loss_scale);
+        const vec off = logit_errors(o, q, x, *w, dweight, eweight, dlogit, c.loss_scale, dtype);
         vec total(w->size()); // as for a linear
         for (size_t t = 0; t < q.tokens; t++)
             for (size_t n = 0; n < q.experts; n++) {
                 const double g = dlogit[t * q.experts + n], eg = off[t * q.experts + n] + sums * std::fabs(g);
+                if (o.option("bias", 0) == 1) ew[1][n] += eg;
                 for (size_t k = 0; k < o.in; k++) {
                     e[t * o.in + k] += eg * std::fabs((*w)[n * o.in + k]);
                     (*ew)[n * o.in + k] += eg * std::fabs(x[t * o.in + k]), total[n * o.in + k] += g * x[t * o.in + k];
@@ -580,12 +592,12 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         const bool before = o.kind == "combine" && i && l.ops[i - 1].kind == "expert_linear", combined = o.kind == "expert_linear" && i + 1 < l.ops.size() && l.ops[i + 1].kind == "combine";
         for (size_t r = 0; r < q.slot.size(); r++) {
             const size_t slot = q.slot[r], expert = q.expert[slot];
-            const double relative = o.kind == "combine" ? weight_error(l.ops[from], q, slot / q.top_k, v.in(from), nullptr, router) : 0;
+            const double relative = o.kind == "combine" && !q.weighs_input ? weight_error(l.ops[from], q, slot / q.top_k, v.in(from), nullptr, router) : 0;
             for (size_t n = 0; n < o.out; n++) {
                 const size_t at = (o.kind == "combine" ? slot / q.top_k : r) * o.out + n, to = r * o.in + n;
                 const double off = d[at] + sums * std::fabs(dy[at]);
                 if (o.kind == "combine") {
-                    e[to] = q.weight[slot] * (off + relative * std::fabs(dy[at]));
+                    e[to] = q.output_weight(slot) * (off + relative * std::fabs(dy[at]));
                     fork_grad[(int)from][slot] += (off + ulp(std::fabs(dy[at]), dtype)) * std::fabs(x[to]), expert_weights[slot] += dy[at] * x[to];
                     for (size_t k = 0; before && k < l.ops[i - 1].in; k++) { // the terms of (dy w) x
                         const double term = std::fabs(params[(size_t)l.ops[i - 1].first_param][(expert * o.in + n) * l.ops[i - 1].in + k] * v.in(i - 1)[r * l.ops[i - 1].in + k]);

@@ -42,6 +42,16 @@ del NEOX["num_key_value_heads"]
 DEEPSEEK = dict(SIZES, num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24,
                 moe_intermediate_size=24, moe_layer_freq=1, first_k_dense_replace=1, rms_norm_eps=1e-5, hidden_act="silu",
                 attention_bias=False, tie_word_embeddings=False)
+GPT_OSS = dict(SIZES, model_type="gpt_oss", architectures=["GptOssForCausalLM"], head_dim=32, rms_norm_eps=1e-5,
+               hidden_act="silu", rope_theta=150000, attention_bias=True, sliding_window=12, num_local_experts=5,
+               num_experts_per_tok=2, experts_per_token=2, swiglu_limit=2.0, initial_context_length=32,
+               rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 5.0, "rope_type": "yarn", "truncate": False,
+                             "original_max_position_embeddings": 32}, tie_word_embeddings=False)
+LLAMA4 = dict(SIZES, model_type="llama4_text", architectures=["Llama4ForCausalLM"], head_dim=32, rms_norm_eps=1e-5,
+              hidden_act="silu", rope_theta=500000.0, rope_scaling=None, attention_bias=False, attention_chunk_size=160,
+              floor_scale=161, attn_scale=0.1, attn_temperature_tuning=True, interleave_moe_layer_step=1,
+              intermediate_size_mlp=128, num_local_experts=4, num_hidden_layers=3, use_qk_norm=True,
+              no_rope_layers=[1, 0, 1], tie_word_embeddings=False)
 # name: (config.json, dtype of the files, bytes of a file at most, seed)
 MODELS = {
     "llama": (dict(SIZES, model_type="llama", architectures=["LlamaForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
@@ -84,6 +94,12 @@ MODELS = {
                          n_routed_experts=6, n_shared_experts=2, num_experts_per_tok=2, n_group=1, topk_group=1,
                          routed_scaling_factor=1.5, norm_topk_prob=False, scoring_func="softmax",
                          topk_method="greedy", rope_theta=10000, rope_scaling=None), "F32", 1 << 30, 1),
+    "gpt_oss": (dict(GPT_OSS, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention",
+                                                                "sliding_attention"]), "BF16", 90000, 1),
+    "gpt_oss_mxfp4": (dict(GPT_OSS, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}), "BF16", 40000, 5),
+    "llama4": (dict(LLAMA4, num_experts_per_tok=1), "BF16", 100000, 1),
+    "llama4_top2": (dict(LLAMA4, num_experts_per_tok=2, use_qk_norm=False, rope_scaling=LLAMA3_ROPE), "F32", 1 << 30, 1),
     "phi3": (dict(SIZES, model_type="phi3", architectures=["Phi3ForCausalLM"], rms_norm_eps=1e-5, hidden_act="silu",
                   rope_theta=10000.0, rope_scaling=None, partial_rotary_factor=0.5, sliding_window=20,
                   original_max_position_embeddings=160, attention_bias=False, pad_token_id=0, torch_dtype="bfloat16",
@@ -190,6 +206,10 @@ def tokenizer_of(name):
 
 def weight(random, name, shape, model_type):
     """Norms near their neutral weight; matrices large enough that each token depends on all layers."""
+    if name.endswith("_blocks"):  # two numbers of MXFP4 in each byte
+        return random.randint(0, 256, shape)
+    if name.endswith("_scales"):  # of which 127 stands for 1
+        return random.randint(122, 126, shape)
     if len(shape) == 1:
         is_norm = name.endswith("weight")
         return 0.2 * random.standard_normal(shape) + (1 if is_norm and not model_type.startswith("gemma") else 0)
@@ -202,6 +222,8 @@ def stored(values, dtype):
     """The bytes of an array in a dtype, rounded to nearest even."""
     import numpy
 
+    if dtype == "U8":
+        return values.astype(numpy.uint8).tobytes()
     values = values.astype(numpy.float32)
     if dtype == "F32":
         return values.tobytes()
@@ -209,6 +231,12 @@ def stored(values, dtype):
         return values.astype(numpy.float16).tobytes()
     bits = values.view(numpy.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(numpy.uint16).tobytes()
+
+
+def four_bits(config):
+    """What config.json says of weights of GPTQ or AWQ, else None."""
+    how = config.get("quantization_config") or {}
+    return how if how.get("quant_method") in ("gptq", "awq") else None
 
 
 def quantized(values, how):
@@ -258,7 +286,7 @@ def tensors_of(random, name, shape, config, dtype, in_floats):
     """The tensors of a file for one of the model, {name: (dtype, shape, bytes)}. in_floats: no weights in 4 bits."""
     import numpy
 
-    values, how = weight(random, name, shape, config["model_type"]), config.get("quantization_config")
+    values, how = weight(random, name, shape, config["model_type"]), four_bits(config)
     if not how or not name.endswith("_proj.weight"):
         return {name: (dtype, shape, stored(values, dtype))}
     if in_floats:
@@ -292,11 +320,13 @@ def name_in_file(name, tensor, vision):
 def write_weights(folder, name, shapes, vision, in_floats):
     import numpy
 
-    config, dtype, limit, seed = MODELS[name]
+    config, floats, limit, seed = MODELS[name]
     random = numpy.random.RandomState(seed)
     files, size = [{}], 0
     for tensor in sorted(shapes):
-        for part, (its_dtype, shape, data) in tensors_of(random, tensor, shapes[tensor], config, dtype, in_floats).items():
+        dtype = "U8" if tensor.endswith(("_blocks", "_scales")) else floats
+        parts = tensors_of(random, tensor, shapes[tensor], config, dtype, in_floats)
+        for part, (its_dtype, shape, data) in parts.items():
             if size and size + len(data) > limit:
                 files.append({})
                 size = 0
@@ -337,6 +367,19 @@ def read_shapes(path):
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
+def in_mxfp4(shapes):
+    """The shapes of a file whose experts' weights, [experts, in, out] in transformers, are in MXFP4."""
+    result = {}
+    for name, shape in shapes.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, width, rows = shape
+            result[name + "_blocks"] = [experts, rows, width // 32, 16]
+            result[name + "_scales"] = [experts, rows, width // 32]
+        else:
+            result[name] = shape
+    return result
+
+
 def generate(name, eos):
     """(shapes of the tensors, tokens of each prompt, the margin of each of them) by transformers."""
     import tokenizers
@@ -348,6 +391,7 @@ def generate(name, eos):
         in_floats = {k: v for k, v in MODELS[name][0].items() if k != "quantization_config"}
         (folder / "config.json").write_text(json.dumps(in_floats))
         config = transformers.AutoConfig.from_pretrained(folder)
+        is_mxfp4 = MODELS[name][0].get("quantization_config", {}).get("quant_method") == "mxfp4"
         model = transformers.AutoModelForCausalLM.from_config(config)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         shapes = {n: list(t.shape) for n, t in model.state_dict().items() if n not in tied}
@@ -355,7 +399,9 @@ def generate(name, eos):
             model.save_pretrained(folder)
             shapes = read_shapes(folder / "model.safetensors")
             (folder / "model.safetensors").unlink()
-        write_folder(name, folder, eos, shapes, in_floats=True)
+        if is_mxfp4:  # which transformers reads itself
+            shapes = in_mxfp4(shapes)
+        write_folder(name, folder, eos, shapes, in_floats=not is_mxfp4)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager",
                                                                   experts_implementation="eager")
         encode = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode
@@ -382,7 +428,7 @@ def make(name):
     long_enough = name == "llama" or min(map(len, tokens[:2])) == TOKENS
     good = margin >= MARGIN and distinct >= MIN_DISTINCT and long_enough
     made = {"eos": eos, "shapes": shapes, "tokens": tokens}
-    if "quantization_config" in MODELS[name][0]:
+    if four_bits(MODELS[name][0]):
         made["margins"] = [[round(x, 2) for x in of_prompt] for of_prompt in margins]
     return made, good
 

@@ -66,7 +66,7 @@ done
 # The same models as GGUF files (tests/generate_models_gguf.py); those have no window in the architecture llama, which is Mistral's there.
 # Of some families only folders are read.
 for name in "${names[@]}"; do
-    [[ " mistral mixtral qwen3_moe deepseek_v3 deepseek_v2 phi3 olmo2 smollm3 pythia neox gptq gptq_v2 awq " != *" $name "* ]] || continue
+    [[ " mistral mixtral qwen3_moe deepseek_v3 deepseek_v2 gpt_oss gpt_oss_mxfp4 llama4 llama4_top2 phi3 olmo2 smollm3 pythia neox gptq gptq_v2 awq " != *" $name "* ]] || continue
     folder=$work/$name.gguf
     mkdir "$folder"
     "$python" tests/generate_models_gguf.py "$work/$name" "$folder/model.gguf"
@@ -243,7 +243,6 @@ unsupported "small groups" "quantization_config of gptq: group_size is 16; suppo
 unsupported "AWQ in another layout" "quantization_config of awq: version is gemv; supported: gemm" 's/"gemm"/"gemv"/' awq
 unsupported "another method" "quant_method is bitsandbytes; supported are gptq, awq" 's/"awq"/"bitsandbytes"/' awq
 unsupported "experts in 4 bits" "quantization_config of awq: model_type is mixtral, which is read in floats only" 's/^{/{"quantization_config": {"quant_method": "awq"},/' mixtral
-unsupported "yarn" "the rope type is yarn; supported are default, linear and llama3" 's/"llama3"/"yarn"/'
 unsupported "longrope" "the rope type is longrope; supported are default," 's/"rope_type": "llama3"/"type": "longrope"/'
 unsupported "dynamic" "the rope type is dynamic; supported are default," 's/"llama3"/"dynamic"/'
 unsupported "partial rope" "partial_rotary_factor is 0.5; only 1" 's/^{/{"partial_rotary_factor": 0.5,/'
@@ -253,6 +252,9 @@ unsupported "a router of DeepSeek-V2 with groups" "topk_method is group_limited_
 unsupported "a latent vector of odd width" "kv_lora_rank is 33; only multiples of eight" 's/\("kv_lora_rank": \)32/\133/' deepseek_v3
 unsupported "experts in every second layer" "decoder_sparse_step is 2; only 1" 's/\("decoder_sparse_step": \)1/\12/' qwen3_moe
 unsupported "more experts for a token than there are" "num_experts_per_tok is 5 of 4 experts" 's/\("num_experts_per_tok": \)2/\15/' mixtral
+unsupported "dense layers between those of experts" "interleave_moe_layer_step is 2; only 1" 's/\("interleave_moe_layer_step": \)1/\12/' llama4
+unsupported "a list of layers with experts" "moe_layers is \[0, 2\]; only experts in all layers" 's/^{/{"moe_layers": [0, 2],/' llama4
+unsupported "other quantized weights" "quant_method is fp8; supported are gptq, awq and, of gpt_oss, mxfp4" 's/"mxfp4"/"fp8"/' gpt_oss_mxfp4
 unsupported "an activation" "hidden_act is relu; only silu is supported" 's/"silu"/"relu"/'
 unsupported "biases" "attention_bias is True; only False is supported" 's/\("attention_bias": \)false/\1true/'
 unsupported "a window in some layers" "use_sliding_window is True; only False" 's/\("use_sliding_window": \)false/\1true/' smollm3

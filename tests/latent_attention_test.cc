@@ -140,7 +140,7 @@ struct absorbed_model {
         CHECK(std::sqrt(difference / norm) <= l.bound);
     }
     // The next counts[i] rows of each sequence i, after at[i] rows.
-    void step(const te_cache *cache, const std::vector<int> &at, const std::vector<int> &counts) {
+    void step(te_cache *cache, const std::vector<int> &at, const std::vector<int> &counts) {
         std::vector<int32_t> cu(1, 0), slots;
         reference::vec rows_in;
         te_batch b;

@@ -28,7 +28,9 @@
       (renormalise, 1), (factor, 2.5f)), (expert_linear, up, 16, 16, 12), (silu, act), (combine, r), (add, x))                                   \
     X(losses_##dtype, dtype, (linear, l, 24, 24), (router, r, 24, 6, (top_k, 2), (aux_loss, 0.3f), (z_loss, 0.2f)), (expert_linear, up, 24, 8, 6), \
       (combine, r), (linear, h, 8, 16))                                                                                                          \
-    X(chosen_##dtype, dtype, (router, r, 24, 70, (top_k, 6), (score, softmax_of_chosen), (factor, 0.5f)), (rmsnorm, n, 24), (fork, x),           \
+    X(gated_##dtype, dtype, (router, r, 16, 10, (top_k, 3), (score, sigmoid), (bias, 1), (choice_bias, 1)), (expert_linear, up, 16, 16, 10),     \
+      (combine, r))                                                                                                                              \
+    X(chosen_##dtype, dtype, (router, r, 24, 70, (top_k, 6), (score, softmax_of_chosen), (bias, 1), (factor, 0.5f)), (rmsnorm, n, 24), (fork, x), \
       (expert_linear, up, 24, 24, 70), (tanh, t), (add, x), (combine, r))
 
 // Lists with branches and regions around the experts.
@@ -53,6 +55,15 @@
       (add, y), (rmsnorm, n3, 32), (linear, head, 32, 40), (cross_entropy, loss, 40))                                                            \
     X(mixtral_block, f32, TE_MIXTRAL_BLOCK(b0, 32, 24, 2, 1, 16, 10000.0f, 8, 2))                                                                \
     X(qwen3_moe_block, f32, TE_QWEN3_MOE_BLOCK(b0, 32, 16, 2, 1, 16, 10000.0f, 8, 3))                                                            \
+    X(gpt_oss_block, f32, TE_GPT_OSS_BLOCK(b0, 32, 16, 2, 1, 16, 3, 5, 2, (base, 10000.0f), (scaling, yarn), (factor, 4.0f),                      \
+      (original_length, 16), (truncate, 0)))                                                                                                     \
+    X(weighs_input, f32, (router, r, 24, 5, (top_k, 2), (score, sigmoid), (weigh, input)), (expert_linear, up, 24, 16, 5), (gelu, a),            \
+      (expert_linear, down, 16, 24, 5), (combine, r), (bias, b, 24))                                                                             \
+    X(weighs_input_alone, f32, (linear, l, 20, 20), (router, r, 20, 4, (top_k, 2), (renormalise, 1), (weigh, input)), (gelu, a), (combine, r))   \
+    X(weighs_one_product, f32, (fork, x), (router, r, 16, 4, (top_k, 2), (score, softmax_of_chosen), (weigh, input)),                            \
+      (expert_linear, up, 16, 16, 4), (combine, r), (add, x))                                                                                    \
+    X(llama4_block, f32, TE_LLAMA4_BLOCK(b0, 32, 16, 2, 1, 16, 4, 1, (base, 10000.0f)))                                                          \
+    X(llama4_block_no_rope, f32, TE_LLAMA4_BLOCK_NO_ROPE(b0, 32, 16, 2, 1, 16, 4, 2))                                                            \
     X(mixtral_block_16, bf16, TE_MIXTRAL_BLOCK(b0, 32, 24, 2, 1, 16, 10000.0f, 4, 1))
 
 // Widths and numbers of rows for which the kernels of Hopper run, in tiles that are not full; and groups with few rows.
@@ -309,6 +320,80 @@ TEST_CASE("a choice bias changes the choice, not the weights, and has the gradie
     te_saved none;
     memset(&none, 0, sizeof none);
     CHECK(te_router_counts((float *)counts.data(), &none, "r", ctx) == TE_ERROR_STATE);
+}
+
+TEST_CASE("a tensor of all experts is loaded: transposed, with gate and up in turns, and a bias", "[moe]") {
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    const folder f;
+    const std::string file = f / "experts.safetensors";
+    const size_t experts = 5, hidden = 32, inner = 16;
+    instance m(gpt_oss_block_subject, ctx);
+    source random(fresh_seed());
+    const gpt_oss_block *block = (const gpt_oss_block *)m.memory.data();
+    for (const int form : {0, (int)TE_PACKED_TRANSPOSED, (int)TE_PACKED_INTERLEAVED, TE_PACKED_TRANSPOSED | TE_PACKED_INTERLEAVED}) {
+        m.draw(random); // other values than those of the file
+        const bool transposed = form & TE_PACKED_TRANSPOSED, turns = form & TE_PACKED_INTERLEAVED;
+        // element (expert, row of gate or up, column) of the parameter is at this place of the file
+        const auto row_of = [&](size_t r) { return turns ? r % inner * 2 + r / inner : r; };
+        const auto up_at = [&](size_t e, size_t r, size_t c) {
+            return transposed ? (e * hidden + c) * 2 * inner + row_of(r) : (e * 2 * inner + row_of(r)) * hidden + c;
+        };
+        reference::vec up = random.draw(experts * 2 * inner * hidden, TE_f32), bias = random.draw(experts * 2 * inner, TE_f32);
+        const std::vector<uint8_t> up_bytes = numbers::stored(up, TE_f32), bias_bytes = numbers::stored(bias, TE_f32);
+        const int64_t shape[3] = {(int64_t)experts, (int64_t)(transposed ? hidden : 2 * inner), (int64_t)(transposed ? 2 * inner : hidden)};
+        const te_safetensor in_file[] = {te_safetensor_of("up", TE_SAFETENSORS_F32, 3, shape, (void *)up_bytes.data()),
+                                         te_safetensor_matrix("up_bias", TE_f32, (int64_t)experts, 2 * (int64_t)inner, (void *)bias_bytes.data())};
+        REQUIRE(te_safetensors_write(file.c_str(), in_file, 2, nullptr, 0, ctx) == TE_OK);
+        const te_packed parts[] = {{"up", "b0_fc1", "weight", 0, form | TE_PACKED_EXPERTS},
+                                   {"up_bias", "b0_fc1_bias", "bias", 0, (form & ~TE_PACKED_TRANSPOSED) | TE_PACKED_EXPERTS}};
+        te_packed_list list = te_packed_none();
+        REQUIRE(te_packed_add(&list, m.model(), parts, 2, "", ctx) == TE_OK);
+        te_safetensors s;
+        REQUIRE(te_safetensors_open(&s, file.c_str(), ctx) == TE_OK);
+        REQUIRE(te_safetensors_load(&s, list.tensor, list.count, 1, ctx) == TE_OK);
+        const auto read = [&](const te_param &p) {
+            std::vector<uint8_t> raw((size_t)(p.rows * p.cols) * 4);
+            REQUIRE((te_copy(ctx, raw.data(), p.data, raw.size()) == TE_OK && te_synchronize(ctx) == TE_OK));
+            return numbers::loaded(raw.data(), 0, raw.size() / 4, TE_f32);
+        };
+        const reference::vec w = read(block->b0_fc1.weight), b = read(block->b0_fc1_bias.bias);
+        int wrong = 0;
+        for (size_t e = 0; e < experts; e++)
+            for (size_t r = 0; r < 2 * inner; r++) {
+                wrong += b[e * 2 * inner + r] != bias[e * 2 * inner + row_of(r)];
+                for (size_t c = 0; c < hidden; c++) wrong += w[(e * 2 * inner + r) * hidden + c] != up[up_at(e, r, c)];
+            }
+        CAPTURE(form);
+        CHECK(wrong == 0);
+        te_packed_free(&list);
+        // the file has another number of experts
+        list.tensor = nullptr, list.count = 0;
+        const int64_t wrong_shape[3] = {shape[0] - 1, shape[1], shape[2]};
+        const te_safetensor fewer = te_safetensor_of("up", TE_SAFETENSORS_F32, 3, wrong_shape, (void *)up_bytes.data());
+        REQUIRE(te_safetensors_write(file.c_str(), &fewer, 1, nullptr, 0, ctx) == TE_OK);
+        te_safetensors_close(&s);
+        REQUIRE(te_safetensors_open(&s, file.c_str(), ctx) == TE_OK);
+        REQUIRE(te_packed_add(&list, m.model(), parts, 1, "", ctx) == TE_OK);
+        CHECK(te_safetensors_load(&s, list.tensor, list.count, 1, ctx) == TE_ERROR_SHAPE);
+        CHECK(std::string(te_last_error(ctx)).find("is F32 [4, ") != std::string::npos);
+        CHECK(std::string(te_last_error(ctx)).find("it should be F32 [5, ") != std::string::npos);
+        te_safetensors_close(&s);
+        te_packed_free(&list);
+    }
+    const auto refuse = [&](te_packed part, const char *word) {
+        te_packed_list list = te_packed_none();
+        CHECK(te_packed_add(&list, m.model(), &part, 1, "", ctx) == TE_ERROR_VALUE);
+        CAPTURE(te_last_error(ctx));
+        CHECK(std::string(te_last_error(ctx)).find(word) != std::string::npos);
+        CHECK(list.count == 0);
+    };
+    refuse({"up", "b0_fc1", "weight", 0, 8}, "8 is no sum of te_packed_form");
+    refuse({"up", "b0_fc1", "weight", 0, TE_PACKED_INTERLEAVED}, "INTERLEAVED without EXPERTS");
+    refuse({"up", "b0_fc1", "weight", 64, TE_PACKED_EXPERTS}, "the table gives a number of rows");
+    refuse({"up", "b0_qkv", "weight", 0, TE_PACKED_EXPERTS}, "b0_qkv.weight is no parameter of experts");
+    refuse({"up", "b0_router", "weight", 0, TE_PACKED_EXPERTS}, "b0_router.weight is no parameter of experts");
+    refuse({"up", "b0_fc1_bias", "bias", 0, TE_PACKED_EXPERTS | TE_PACKED_TRANSPOSED}, "a bias is not transposed");
 }
 
 TEST_CASE("a file with a tensor for each expert is loaded into one weight, and written", "[moe]") {

@@ -214,6 +214,60 @@ TEST_CASE("MXFP4: the experts of gpt-oss's files") {
     opened(alone).refused(expert_table, TE_ERROR_FORMAT, "experts.up_blocks has no scales");
 }
 
+TEST_CASE("MXFP4 is loaded into views of floats: whole, an expert, every second row") {
+    source s(fresh_seed());
+    const int64_t experts = 3, rows = 6, cols = 96, groups = cols / 32;
+    std::vector<uint8_t> blocks((size_t)(experts * rows * groups * 16)), scales((size_t)(experts * rows * groups));
+    for (uint8_t &b : blocks) b = (uint8_t)s.below(256);
+    for (uint8_t &e : scales) e = (uint8_t)(120 + s.below(15));
+    const auto value = [&](int64_t row, int64_t col) {
+        static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+        const size_t at = (size_t)(row * cols + col);
+        const int code = blocks[at / 2] >> 4 * (at % 2) & 15;
+        return std::ldexp(e2m1[code & 7] * (code > 8 ? -1 : 1), scales[at / 32] - 127);
+    };
+    // the two tensors may be in different files
+    file of_blocks, of_scales;
+    of_blocks.add("up_blocks", "U8", {experts, rows, groups, 16}, blocks), of_scales.add("up_scales", "U8", {experts, rows, groups}, scales);
+    const opened q(of_blocks), e(of_scales);
+    te_context *ctx = q.ctx;
+    const auto view = [&](te_dtype t, int64_t first, int64_t count, int64_t step, const buffer &to) {
+        te_safetensor v = te_safetensor_slice(te_safetensor_matrix("up", t, experts * rows, cols, to.data()), first, count, 0, cols);
+        v.step[0] = step, v.matrices = experts;
+        return v;
+    };
+    const int64_t ranges[][3] = {{0, experts * rows, 1}, {rows, rows, 1}, {2 * rows, 3, 2}, {2 * rows + 1, 3, 2}};
+    for (const te_dtype t : {TE_f32, TE_bf16, TE_f16})
+        for (const auto &r : ranges) {
+            buffer to(ctx, (size_t)(r[1] * cols) * te_dtype_bytes(t));
+            const te_safetensor v = view(t, r[0], r[1], r[2], to);
+            REQUIRE(te_mxfp4_load(&q.f, &e.f, &v, ctx) == TE_OK);
+            const reference::vec y = to.read(t);
+            int wrong = 0;
+            for (size_t i = 0; i < y.size(); i++) wrong += y[i] != value(r[0] + (int64_t)i / cols * r[2], (int64_t)i % cols);
+            CAPTURE(t, r[0], r[1], r[2]);
+            CHECK(wrong == 0); // these values are exact in 16 bits
+        }
+    buffer to(ctx, (size_t)(experts * rows * cols) * 4);
+    const auto refuse = [&](const te_safetensors &in, const te_safetensor &v, te_status status, const char *word) {
+        CHECK(te_mxfp4_load(&q.f, &in, &v, ctx) == status);
+        CAPTURE(te_last_error(ctx));
+        CHECK(std::string(te_last_error(ctx)).find(word) != std::string::npos);
+    };
+    const te_safetensor good = view(TE_f32, 0, rows, 1, to);
+    te_safetensor v = good;
+    refuse(q.f, good, TE_ERROR_FORMAT, "has no tensor up_scales");
+    v.transposed = 1, refuse(e.f, v, TE_ERROR_VALUE, "no matrix of whole rows");
+    v = good, v.count[1] = 32, refuse(e.f, v, TE_ERROR_VALUE, "no matrix of whole rows");
+    v = good, v.step[0] = 4, v.first[0] = 1, refuse(e.f, v, TE_ERROR_VALUE, "no matrix of whole rows"); // beyond the last row
+    v = good, v.matrices = 2, refuse(e.f, v, TE_ERROR_SHAPE, "up_blocks is U8 [3, 6, 3, 16], it should be U8 [2, 9, 3, 16]");
+    scales[(size_t)groups + 1] = 255;
+    file nan;
+    nan.add("up_scales", "U8", {experts, rows, groups}, scales);
+    refuse(opened(nan).f, good, TE_ERROR_VALUE, "a scale of row 1 of up_scales is NaN");
+    CHECK(te_mxfp4_load(nullptr, &e.f, &good, ctx) == TE_ERROR_NULL);
+}
+
 // The list of M casts x, which the file has in floats, to `format`; the error is that of te_quantize_row, and the product that of the values.
 template <class M, class B> void cast_to(opened &o, B bind, te_block_format format, const std::vector<float> &x) {
     std::vector<uint8_t> bytes(te_block_row_bytes(format, COLS));

@@ -209,16 +209,18 @@ double gamma_of(const op &o, const std::vector<vec> &params, size_t c) {
 }
 routing::routing(const op &o, const vec &x, const std::vector<vec> &params)
     : experts((size_t)o.number(1, 0)), top_k((size_t)o.option("top_k", 1)), tokens(x.size() / o.in), score(o.word("score")),
-      divides(o.option("renormalise", 0) == 1 || score == "softmax_of_chosen"), factor((double)(float)o.option("factor", 1)),
+      divides(o.option("renormalise", 0) == 1 || score == "softmax_of_chosen"), weighs_input(o.word("weigh") == "input"), factor((double)(float)o.option("factor", 1)),
       logit(tokens * experts), p(tokens * experts), weight(tokens * top_k), chosen_score(tokens * top_k), expert(tokens * top_k), row(tokens * top_k),
       slot(tokens * top_k), count(experts) {
     const vec &w = params[(size_t)o.first_param];
+    const bool bias = o.option("bias", 0) == 1, choice_bias = o.option("choice_bias", 0) == 1;
     const size_t groups = (size_t)o.option("groups", 1), kept = (size_t)o.option("groups_kept", (double)groups), size = experts / groups;
     for (size_t t = 0; t < tokens; t++) {
         double top = -INFINITY, sum = 0, of_chosen = 0;
         vec s(experts), c(experts);
         for (size_t e = 0; e < experts; e++) {
             double &l = logit[t * experts + e];
+            if (bias) l = params[(size_t)o.first_param + 1][e];
             for (size_t k = 0; k < o.in; k++) l += x[t * o.in + k] * w[e * o.in + k];
             top = std::fmax(top, l);
         }
@@ -227,8 +229,8 @@ routing::routing(const op &o, const vec &x, const std::vector<vec> &params)
             const double l = logit[t * experts + e];
             p[t * experts + e] = std::exp(l - top) / sum;
             s[e] = score == "sigmoid" ? sigmoid(l) : score == "softmax_of_chosen" ? std::exp(l - top) : p[t * experts + e];
-            c[e] = (o.params > 1 || groups > 1) && score != "softmax_of_chosen" ? s[e] : l;
-            if (o.params > 1) c[e] += params[(size_t)o.first_param + 1][e];
+            c[e] = (choice_bias || groups > 1) && score != "softmax_of_chosen" ? s[e] : l;
+            if (choice_bias) c[e] += params[(size_t)o.first_param + 1 + bias][e];
         }
         const auto best = [&](const vec &of) { return (size_t)(std::max_element(of.begin(), of.end()) - of.begin()); }; // the first of equals
         if (groups > 1) {
@@ -375,7 +377,7 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
         } else if (o.kind == "router") {
             const routing q(o, in, params);
             y.assign(q.slot.size() * o.in, 0.0);
-            for (size_t e = 0; e < y.size(); e++) y[e] = in[q.slot[e / o.in] / q.top_k * o.in + e % o.in];
+            for (size_t e = 0; e < y.size(); e++) y[e] = q.input_weight(q.slot[e / o.in]) * in[q.slot[e / o.in] / q.top_k * o.in + e % o.in];
         } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
             const size_t from = router_of(l, i);
             const routing q(l.ops[from], v.in(from), params);
@@ -383,7 +385,7 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             for (size_t r = 0; r < rows; r++) {
                 const size_t slot = q.slot[r], e = q.expert[slot];
                 for (size_t n = 0; n < o.out; n++) {
-                    if (o.kind == "combine") y[slot / q.top_k * o.out + n] += q.weight[slot] * in[r * o.in + n];
+                    if (o.kind == "combine") y[slot / q.top_k * o.out + n] += q.output_weight(slot) * in[r * o.in + n];
                     else if (o.kind == "expert_bias") y[r * o.out + n] = in[r * o.in + n] + (*w)[e * o.out + n];
                     else
                         for (size_t k = 0; k < o.in; k++) y[r * o.out + n] += in[r * o.in + k] * (*w)[(e * o.out + n) * o.in + k];
@@ -569,15 +571,20 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             add_to_fork(part, i);
         } else if (o.kind == "router") { // y = rows of x; the weights depend on logits = x w^T
             const routing q(o, x, params);
-            const vec dlogit = q.gradient(o, fork_grad.at((int)i), c.loss_scale);
+            vec dweight = fork_grad.at((int)i);
+            if (q.weighs_input) dweight.assign(q.slot.size(), 0.0); // a row is weight x
+            for (size_t e = 0; q.weighs_input && e < d.size(); e++) dweight[q.slot[e / o.in]] += d[e] * x[q.slot[e / o.in] / q.top_k * o.in + e % o.in];
+            const vec dlogit = q.gradient(o, dweight, c.loss_scale);
             dx.assign(x.size(), 0.0);
-            for (size_t e = 0; e < d.size(); e++) dx[q.slot[e / o.in] / q.top_k * o.in + e % o.in] += d[e];
+            for (size_t e = 0; e < d.size(); e++) dx[q.slot[e / o.in] / q.top_k * o.in + e % o.in] += q.input_weight(q.slot[e / o.in]) * d[e];
             for (size_t t = 0; t < q.tokens; t++)
-                for (size_t e = 0; e < q.experts; e++)
+                for (size_t e = 0; e < q.experts; e++) {
+                    if (o.option("bias", 0) == 1) dw[1][e] += dlogit[t * q.experts + e];
                     for (size_t k = 0; k < o.in; k++) {
                         dx[t * o.in + k] += dlogit[t * q.experts + e] * (*w)[e * o.in + k];
                         (*dw)[e * o.in + k] += dlogit[t * q.experts + e] * x[t * o.in + k];
                     }
+                }
         } else if (o.kind == "expert_linear" || o.kind == "expert_bias" || o.kind == "combine") {
             const size_t from = router_of(l, i);
             const routing q(l.ops[from], v.in(from), params);
@@ -588,7 +595,7 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
                 for (size_t n = 0; n < o.out; n++) {
                     const double g = d[(o.kind == "combine" ? slot / q.top_k : r) * o.out + n];
                     if (o.kind == "combine") // y = the sum of weight x
-                        dx[r * o.in + n] = q.weight[slot] * g, fork_grad[(int)from][slot] += g * x[r * o.in + n];
+                        dx[r * o.in + n] = q.output_weight(slot) * g, fork_grad[(int)from][slot] += g * x[r * o.in + n];
                     else if (o.kind == "expert_bias") dx[r * o.in + n] = g, (*dw)[e * o.out + n] += g;
                     else
                         for (size_t k = 0; k < o.in; k++) {

@@ -312,11 +312,14 @@ struct routing {
     size_t experts, top_k, tokens;
     std::string score;
     bool divides; // whether the scores of the chosen experts are divided by their sum
+    bool weighs_input; // whether the weights multiply the inputs of the experts, not their outputs
     double factor, margin = INFINITY;
     vec logit, p;              // [tokens, experts]: p = softmax(logit)
     vec weight, chosen_score;  // [tokens, top_k]
     std::vector<size_t> expert, row, slot, count; // expert, row: [tokens, top_k]; slot: the inverse of row
     routing(const op &o, const vec &x, const std::vector<vec> &params);
+    double input_weight(size_t at) const { return weighs_input ? weight[at] : 1; }
+    double output_weight(size_t at) const { return weighs_input ? 1 : weight[at]; }
     // The gradients of the logits, of those of the weights and of the two losses.
     vec gradient(const op &o, const vec &dweight, double loss_scale) const;
 };

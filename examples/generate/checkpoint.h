@@ -16,6 +16,7 @@
 #include "linked.h"     /* linked, open_to_read */
 #include "part.h"       /* part, END */
 #include "te/io/json.h" /* te_json */
+#include "te/io/quantized_file.h" /* te_mxfp4_load */
 
 enum { MAX_FILES = 256 };
 
@@ -112,13 +113,23 @@ static void close_files(void) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
+/* Load one view. If the files do not have its tensor, they may have it in MXFP4. */
+static te_status load_view(const te_safetensor *view, te_context *ctx) {
+    char blocks[2 * MAX_NAME], scales[2 * MAX_NAME];
+    const te_safetensors *file, *of_scales;
+    snprintf(blocks, sizeof blocks, "%s_blocks", view->name);
+    snprintf(scales, sizeof scales, "%s_scales", view->name);
+    if (has_tensor(view->name) || !has_tensor(blocks)) {
+        TE_TRY(file_of(&file, view->name, ctx));
+        return te_safetensors_load(file, view, 1, 0, ctx);
+    }
+    TE_TRY(file_of(&file, blocks, ctx));
+    TE_TRY(file_of(&of_scales, scales, ctx));
+    return te_mxfp4_load(file, of_scales, view, ctx);
+}
 /* Load the tensors of a list of views, unless `status`, that of making the list, is an error. Frees the list. */
 static te_status load_views(te_packed_list *views, te_status status, te_context *ctx) {
-    for (int i = 0; i < views->count && status == TE_OK; i++) {
-        const te_safetensors *file;
-        status = file_of(&file, views->tensor[i].name, ctx);
-        if (status == TE_OK) status = te_safetensors_load(file, &views->tensor[i], 1, 0, ctx);
-    }
+    for (int i = 0; i < views->count && status == TE_OK; i++) status = load_view(&views->tensor[i], ctx);
     te_packed_free(views);
     return status;
 }

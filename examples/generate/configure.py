@@ -42,6 +42,15 @@ FAMILIES = {
                         q_lora_rank=1536, n_routed_experts=256, n_shared_experts=1, routed_scaling_factor=2.5,
                         n_group=8, topk_group=4, num_experts_per_tok=8, norm_topk_prob=True,
                         moe_intermediate_size=2048, rope_interleave=True),
+    "gpt_oss": dict(LLAMA, rms_norm_eps=1e-5, rope_theta=150000.0, num_key_value_heads=8, head_dim=64,
+                    num_local_experts=128, num_experts_per_tok=4, sliding_window=128, max_position_embeddings=131072,
+                    swiglu_alpha=1.702, swiglu_limit=7.0,
+                    rope_scaling=dict(rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                                      original_max_position_embeddings=4096)),
+    "llama4": dict(LLAMA, rms_norm_eps=1e-5, rope_theta=5e5, vocab_size=202048, num_key_value_heads=8, head_dim=128,
+                   num_local_experts=16, num_experts_per_tok=1, max_position_embeddings=131072,
+                   interleave_moe_layer_step=1, use_qk_norm=True, no_rope_layer_interval=4, attention_chunk_size=8192,
+                   attn_temperature_tuning=True, floor_scale=8192),
     "gemma2": dict(GEMMA, vocab_size=256000, max_position_embeddings=8192, rope_theta=1e4, attn_logit_softcapping=50.0,
                    final_logit_softcapping=30.0),
     "gemma3": dict(GEMMA, vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rope_local_base_freq=1e4),
@@ -71,6 +80,8 @@ ONLY_OF = {
     "qwen3_moe": dict(decoder_sparse_step=1, mlp_only_layers=[]),
     "deepseek_v2": dict(topk_method="greedy", norm_topk_prob=False, moe_layer_freq=1, scoring_func="softmax"),
     "deepseek_v3": dict(topk_method="noaux_tc", moe_layer_freq=1, scoring_func="sigmoid"),
+    "gpt_oss": dict(attention_bias=True),
+    "llama4": dict(interleave_moe_layer_step=1),
     "gpt_neox": dict(hidden_act=None, partial_rotary_factor=None, attention_bias=True),
     "bert": dict(hidden_act="gelu", position_embedding_type="absolute", is_decoder=False),
 }
@@ -80,7 +91,7 @@ NEOX_KEYS = dict(rotary_emb_base="rope_theta", rotary_pct="partial_rotary_factor
 ACTIVATIONS = dict(gelu="gelu_erf", gelu_new="gelu", gelu_fast="gelu", gelu_pytorch_tanh="gelu")
 # The families with experts, and the key for the inner size of an expert.
 EXPERTS = dict(mixtral="intermediate_size", qwen3_moe="moe_intermediate_size", deepseek_v2="moe_intermediate_size",
-               deepseek_v3="moe_intermediate_size")
+               deepseek_v3="moe_intermediate_size", gpt_oss="intermediate_size", llama4="intermediate_size")
 # The keys for the number of experts; which one a file has depends on the version of transformers.
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # The families with latent attention.
@@ -120,9 +131,9 @@ def checksum(data):
 def family_of(config):
     """(name of the family, config with the defaults filled in)."""
     kind = str(config.get("model_type"))
-    if kind == "gemma3" and "text_config" in config:  # with a vision tower, which is left out
+    if kind in ("gemma3", "llama4") and "text_config" in config:  # with a vision tower, which is left out
         config = dict(config["text_config"], **{k: v for k, v in config.items() if k != "text_config"})
-    name = {"gemma3_text": "gemma3"}.get(kind, kind)
+    name = kind.removesuffix("_text")
     if name not in FAMILIES:
         raise Unsupported(f"model_type is {kind}; supported are {', '.join(FAMILIES)}")
     if name == "gpt_neox":
@@ -135,6 +146,8 @@ def family_of(config):
             raise Unsupported(f"the numbers of experts differ: {counts}")
         config.update(dict.fromkeys(EXPERT_COUNTS, next(iter(counts.values()))) if counts else {})
     config = dict(FAMILIES[name], **config)
+    if name == "gpt_oss" and config.get("quantization_config", {}).get("quant_method") == "mxfp4":
+        del config["quantization_config"]  # the experts' weights are converted while they are loaded
     for key in REFUSED:
         if config.get(key) and not (name in EXPERTS and key in EXPERT_COUNTS) and not (name in LATENT and key == "kv_lora_rank"):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
@@ -152,7 +165,8 @@ def quantization(name, config):
     method = given.get("quant_method")
     where = f"quantization_config of {method}"
     if method not in QUANTIZED:
-        raise Unsupported(f"quantization_config.quant_method is {method}; supported are {', '.join(QUANTIZED)}")
+        raise Unsupported(f"quantization_config.quant_method is {method}; supported are "
+                          f"{', '.join(QUANTIZED)} and, of gpt_oss, mxfp4")
     if name in NOT_QUANTIZED:
         raise Unsupported(f"{where}: model_type is {name}, which is read in floats only")
     for key, values in QUANTIZED[method].items():
@@ -172,7 +186,7 @@ KINDS = ("full", "sliding", "unrotated", "dense")
 
 def layer_kinds(name, config, layers):
     """The kind of each layer: whether its attention has the sliding window, or no rope."""
-    if name == "smollm3":
+    if name in ("smollm3", "llama4"):
         interval = config["no_rope_layer_interval"]
         rotated = config.get("no_rope_layers") or [(i + 1) % interval for i in range(layers)]  # 0: not, as in transformers
         if len(rotated) < layers:
@@ -195,7 +209,7 @@ def layer_kinds(name, config, layers):
         return ["sliding"] * layers
     if name == "qwen3_moe":
         return ["sliding" if config.get("use_sliding_window") else "full"] * layers
-    if name == "gemma2":
+    if name in ("gemma2", "gpt_oss"):
         sliding = [i % 2 == 0 for i in range(layers)]
     elif name == "gemma3":
         pattern = config.get("sliding_window_pattern", 6)
@@ -203,6 +217,18 @@ def layer_kinds(name, config, layers):
     else:
         sliding = [bool(config.get("use_sliding_window")) and i >= config["max_window_layers"] for i in range(layers)]
     return ["sliding" if s else "full" for s in sliding]
+
+
+def positions_of(name, config):
+    """The largest number of tokens of a sequence."""
+    positions = config["n_positions" if name == "gpt2" else "max_position_embeddings"]
+    if name != "llama4":
+        return positions
+    # Layers with rope see chunks of attention_chunk_size tokens, that is, all earlier tokens of the first chunk. The
+    # others multiply q by 1 + attn_scale log(1 + floor((position + 1) / floor_scale)), by 1 in the first floor_scale - 1
+    # positions. In this range no layer needs more than causal attention.
+    chunk = config.get("attention_chunk_size") or positions
+    return min(positions, chunk, config["floor_scale"] - 1 if config["attn_temperature_tuning"] else positions)
 
 
 PARTLY_ROTATED = ("phi3", "gpt_neox")
@@ -243,9 +269,10 @@ def rope(name, config, head_dim, kind):
                     ("low_freq_factor", number(scaling["low_freq_factor"])),
                     ("high_freq_factor", number(scaling["high_freq_factor"])),
                     ("original_length", scaling["original_max_position_embeddings"])]
-    elif scaling_type == "yarn" and name in LATENT:
+    elif scaling_type == "yarn":
+        original = scaling.get("original_max_position_embeddings") or config["max_position_embeddings"]
         options += [("scaling", "yarn"), ("factor", number(scaling["factor"])),
-                    ("original_length", scaling["original_max_position_embeddings"]),
+                    ("original_length", original),
                     ("attention_factor", number(yarn_attention_factor(scaling)))]
         for key, default in (("beta_fast", 32), ("beta_slow", 1)):  # an op takes few options
             if (scaling.get(key) or default) != default:
@@ -253,7 +280,7 @@ def rope(name, config, head_dim, kind):
         if not scaling.get("truncate", True):
             options += [("truncate", 0)]
     elif scaling_type != "default":
-        raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear and llama3")
+        raise Unsupported(f"the rope type is {scaling_type}; supported are default, linear, llama3 and yarn")
     return ", ".join(f"({option}, {value})" for option, value in options)
 
 
@@ -355,7 +382,7 @@ def model(path):
         "MODEL_HEADS": heads,
         "MODEL_KV_HEADS": kv_heads,
         "MODEL_HEAD_DIM": head_dim,
-        "MODEL_POSITIONS": config["n_positions" if gpt2 else "max_position_embeddings"],
+        "MODEL_POSITIONS": positions_of(name, config),
         "MODEL_EPS": number(config[EPS.get(name, "rms_norm_eps")]),
         "MODEL_TIED": int(bool(config["tie_word_embeddings"])),
         "MODEL_ATTENTION_SCALE": number(attention_scale),
@@ -379,6 +406,18 @@ def model(path):
             defines.update(latent(name, config))
         if ffn % 8 or hidden % 8:
             raise Unsupported(f"{EXPERTS[name]} is {ffn} and hidden_size {hidden}; experts need multiples of eight")
+    if name in ("gpt_oss", "llama4"):
+        defines["MODEL_EXPERTS_IN_ONE"] = "1 /* tensor of the files for all experts */"
+    if name == "llama4":
+        if config.get("moe_layers", list(range(layers))) != list(range(layers)):
+            raise Unsupported(f"moe_layers is {config['moe_layers']}; only experts in all layers are supported")
+        for t in config.get("layer_types") or []:
+            if t not in ("chunked_attention", "full_attention"):
+                raise Unsupported(f"layer_types has {t}; only chunked_attention and full_attention are supported")
+        defines["MODEL_QK_NORM"] = int(config["use_qk_norm"])
+    if name == "gpt_oss":
+        defines["MODEL_SWIGLU_ALPHA"] = number(config["swiglu_alpha"])
+        defines["MODEL_SWIGLU_LIMIT"] = number(config["swiglu_limit"])
     if name == "gpt_neox":
         if config["hidden_act"] not in ACTIVATIONS:
             raise Unsupported(f"hidden_act is {config['hidden_act']}; supported are {', '.join(ACTIVATIONS)}")
@@ -393,9 +432,10 @@ def model(path):
         defines["MODEL_EMBEDDING_SCALE_f16"] = number(struct.unpack("<e", struct.pack("<e", scale))[0])
     if not gpt2:
         for kind in ("full", "sliding"):
-            # llama.cpp has permuted the rows of q and k of this architecture for pairs of neighbours
-            # the rotated columns of DeepSeek are pairs of neighbours
-            is_interleaved = (is_gguf and name == "llama") or (name in LATENT and config.get("rope_interleave", True))
+            # The rotated columns of Llama 4 and DeepSeek are pairs of neighbours. For such pairs, llama.cpp has permuted
+            # the rows of q and k of the architecture llama.
+            is_interleaved = (is_gguf and name == "llama") or name == "llama4" or (
+                name in LATENT and config.get("rope_interleave", True))
             interleaved = ", (interleaved, 1)" if is_interleaved else ""
             defines[f"MODEL_ROPE_{kind}"] = rope(name, config, head_dim, kind) + interleaved
     return defines

@@ -66,9 +66,10 @@
 #define ROPE_full (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_full),
 #define ROPE_sliding (rope, rotate, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, MODEL_ROPE_sliding),
 #define ROPE_unrotated
-#define ATTENTION(KIND)                                                                                              \
-    (attention, attend, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE),                 \
-     (softcap, MODEL_ATTENTION_SOFTCAP), (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE))
+#define ATTENTION(KIND) (attention, attend, ATTENTION_OF(KIND))
+#define ATTENTION_OF(KIND)                                                                                           \
+    MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (scale, MODEL_ATTENTION_SCALE), (softcap, MODEL_ATTENTION_SOFTCAP), \
+        (window_left, MODEL_LEFT_##KIND), (varlen, 1), (cache, MODEL_CACHE)
 #define PROJ (linear, proj, MODEL_Q_ROWS, MODEL_HIDDEN)
 #define NORM(kind, name) (kind, name, MODEL_HIDDEN, (eps, MODEL_EPS))
 #define HEAD_NORM(kind) (kind, heads, MODEL_HEADS, MODEL_KV_HEADS, MODEL_HEAD_DIM, (eps, MODEL_EPS))
@@ -143,6 +144,35 @@
     (fork, x2), NORM(rmsnorm, norm2), DEEPSEEK_MLP_##KIND, (add, x2)
 #define BLOCK_DEEPSEEK_V2(KIND) BLOCK_DEEPSEEK_V3(KIND)
 
+/* gpt-oss: biases everywhere, attention sinks, and experts with a clamped swiglu. */
+#define BLOCK_GPT_OSS(KIND)                                                                                          \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS),                                         \
+    ROPE_##KIND (attention, attend, ATTENTION_OF(KIND), (sinks, 1)), PROJ, (bias, proj_bias, MODEL_HIDDEN),          \
+    (add, x1), (fork, x2), NORM(rmsnorm, norm2),                                                                     \
+    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (score, softmax_of_chosen), (bias, 1)),       \
+    (expert_linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN, MODEL_EXPERTS),                                                \
+    (expert_bias, fc1_bias, 2 * MODEL_FFN, MODEL_EXPERTS),                                                           \
+    (clamped_swiglu, act, (alpha, MODEL_SWIGLU_ALPHA), (limit, MODEL_SWIGLU_LIMIT)),                                 \
+    (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS),                                                    \
+    (expert_bias, fc2_bias, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route), (add, x2)
+
+/* Llama 4: the router's weight multiplies the input of an expert, and a shared expert sees every token. In layers with
+ * rope the heads of q and k may have a norm, without a weight: that of the list is 0, beside the 1 that the op adds. */
+#if MODEL_QK_NORM
+#define QK_NORM_full HEAD_NORM(head_norm1p),
+#else
+#define QK_NORM_full
+#endif
+#define QK_NORM_unrotated
+#define BLOCK_LLAMA4(KIND)                                                                                           \
+    (fork, x1), NORM(rmsnorm, norm1), QKV, QK_NORM_##KIND ATTENTION_PART(KIND), (add, x1),                           \
+    (fork, x2), NORM(rmsnorm, norm2), (fork, n2),                                                                    \
+    (router, route, MODEL_HIDDEN, MODEL_EXPERTS, (top_k, MODEL_TOP_K), (score, sigmoid), (weigh, input)),            \
+    (expert_linear, fc1, MODEL_HIDDEN, 2 * MODEL_FFN, MODEL_EXPERTS), (swiglu, act),                                 \
+    (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route), (fork, routed), (load, n2),      \
+    (linear, shared1, MODEL_HIDDEN, 2 * MODEL_FFN), (swiglu, shared_act), (linear, shared2, MODEL_FFN, MODEL_HIDDEN), \
+    (add, routed), (add, x2)
+
 /* OLMo 2: norms behind attention and MLP alone, and of q and of k over the widths of all their heads. */
 #define PART_NORM(name, ...) (rmsnorm, name, MODEL_QKV_ROWS, __VA_ARGS__, (eps, MODEL_EPS))
 #define BLOCK_OLMO2(KIND)                                                                                            \
@@ -206,6 +236,8 @@
 #define EMBED_QWEN3_MOE EMBED_TOKENS
 #define EMBED_DEEPSEEK_V2 EMBED_TOKENS
 #define EMBED_DEEPSEEK_V3 EMBED_TOKENS
+#define EMBED_GPT_OSS EMBED_TOKENS
+#define EMBED_LLAMA4 EMBED_TOKENS
 #define EMBED_GEMMA2 EMBED_TOKENS, (scale, root, TE_JOIN1(MODEL_EMBEDDING_SCALE_, MODEL_DTYPE))
 #define EMBED_GEMMA3 EMBED_GEMMA2
 #define EMBED_GPT_NEOX (embedding, embed_in, MODEL_VOCABULARY, MODEL_HIDDEN)
@@ -223,6 +255,8 @@
 #define LAST_QWEN3_MOE NORM(rmsnorm, norm)
 #define LAST_DEEPSEEK_V2 NORM(rmsnorm, norm)
 #define LAST_DEEPSEEK_V3 NORM(rmsnorm, norm)
+#define LAST_GPT_OSS NORM(rmsnorm, norm)
+#define LAST_LLAMA4 NORM(rmsnorm, norm)
 #define LAST_GEMMA2 NORM(GEMMA_NORM, norm)
 #define LAST_GEMMA3 NORM(GEMMA_NORM, norm)
 #define LAST_GPT2 NORM(layernorm, norm)
@@ -293,7 +327,8 @@ TE_INFERENCE(choose, f32, CHOOSE)
     {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
     {"self_attn.v_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0}
 #define TENSORS_QWEN3 TENSORS_LLAMA, TENSORS_HEAD_NORM
-/* Models with experts. EXPERT_NAMES_: the names of gate, up and down of an expert, whose number stands for %d. */
+/* Models with experts. EXPERT_NAMES_: the names of gate, up and down of an expert, whose number stands for %d. Of
+ * families whose files have one tensor for all experts, EXPERT_TENSORS_ is a table of these instead. */
 #define TENSORS_MIXTRAL                                                                                              \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                 \
     {"block_sparse_moe.gate.weight", "route", "weight", 0, 0}
@@ -327,6 +362,28 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define TENSORS_DEEPSEEK_V3 TENSORS_DEEPSEEK_V2, {"mlp.gate.e_score_correction_bias", "route", "choice_bias", 0, 0}
 #define EXPERT_NAMES_DEEPSEEK_V2 EXPERT_NAMES_QWEN3_MOE
 #define EXPERT_NAMES_DEEPSEEK_V3 EXPERT_NAMES_QWEN3_MOE
+#define TENSORS_GPT_OSS                                                                                              \
+    TENSORS_ATTENTION, {"self_attn.q_proj.bias", "qkv_bias", "bias", MODEL_Q_ROWS, 0},                               \
+    {"self_attn.k_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
+    {"self_attn.v_proj.bias", "qkv_bias", "bias", MODEL_KV_ROWS, 0},                                                 \
+    {"self_attn.o_proj.bias", "proj_bias", "bias", 0, 0}, {"self_attn.sinks", "attend", "sinks", 0, 0},              \
+    {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                                    \
+    {"mlp.router.weight", "route", "weight", 0, 0}, {"mlp.router.bias", "route", "bias", 0, 0},                      \
+    {"mlp.experts.gate_up_proj_bias", "fc1_bias", "bias", 0, TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED},             \
+    {"mlp.experts.down_proj_bias", "fc2_bias", "bias", 0, TE_PACKED_EXPERTS}
+#define EXPERT_TENSORS_GPT_OSS                                                                                       \
+    {"mlp.experts.gate_up_proj", "fc1", "weight", 0,                                                                 \
+     TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED},                                              \
+    {"mlp.experts.down_proj", "fc2", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS}
+#define TENSORS_LLAMA4                                                                                               \
+    TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm2", "weight", 0, 0},                                 \
+    {"feed_forward.router.weight", "route", "weight", 0, 0},                                                         \
+    {"feed_forward.shared_expert.gate_proj.weight", "shared1", "weight", MODEL_FFN, 0},                              \
+    {"feed_forward.shared_expert.up_proj.weight", "shared1", "weight", MODEL_FFN, 0},                                \
+    {"feed_forward.shared_expert.down_proj.weight", "shared2", "weight", 0, 0}
+#define EXPERT_TENSORS_LLAMA4                                                                                        \
+    {"feed_forward.experts.gate_up_proj", "fc1", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS},             \
+    {"feed_forward.experts.down_proj", "fc2", "weight", 0, TE_PACKED_TRANSPOSED | TE_PACKED_EXPERTS}
 #define TENSORS_GEMMA2                                                                                               \
     TENSORS_ATTENTION, {"post_attention_layernorm.weight", "norm1_after", "weight", 0, 0},                           \
     {"pre_feedforward_layernorm.weight", "norm2", "weight", 0, 0}, TENSORS_MLP,                                      \
@@ -394,6 +451,8 @@ TE_INFERENCE(choose, f32, CHOOSE)
 #define NAMES_QWEN3_MOE 0
 #define NAMES_DEEPSEEK_V2 0
 #define NAMES_DEEPSEEK_V3 0
+#define NAMES_GPT_OSS 0
+#define NAMES_LLAMA4 0
 #define NAMES_GEMMA2 0
 #define NAMES_GEMMA3 0
 #define NAMES_GPT2 1
@@ -458,7 +517,9 @@ static const te_packed_head_rows latent_tensors[] = {
     {"self_attn.kv_b_proj.weight", "attn_v_b", "weight", MODEL_HEADS, LATENT_ROWS, MODEL_UNROTATED_DIM,
      MODEL_VALUE_DIM}};
 #endif
-#if MODEL_EXPERTS
+#ifdef MODEL_EXPERTS_IN_ONE
+static const te_packed expert_tensors[] = {OF_FAMILY(EXPERT_TENSORS_), END};
+#elif MODEL_EXPERTS
 static const char *const expert_names[3] = {OF_FAMILY(EXPERT_NAMES_)};
 #endif
 

@@ -104,7 +104,20 @@ static te_status open_model(const char *folder, te_context *ctx) {
 #endif
     return TE_OK;
 }
-#if MODEL_EXPERTS
+#ifdef MODEL_EXPERTS_IN_ONE
+/* Load the tensors that have the weights of all experts. Floats are stored as [experts, in, out], MXFP4 as
+ * [experts, out, in / 32, 16]. */
+static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
+    te_packed table[sizeof expert_tensors / sizeof *expert_tensors];
+    char name[3 * MAX_NAME];
+    memcpy(table, expert_tensors, sizeof table);
+    for (te_packed *t = table; t->name; t++) {
+        snprintf(name, sizeof name, "%s%s_blocks", prefix, t->name);
+        if (has_tensor(name)) t->form &= ~TE_PACKED_TRANSPOSED;
+    }
+    return load_tensors(p, table, prefix, ctx);
+}
+#elif MODEL_EXPERTS
 /* Load gate, up and down of all experts. A file has a tensor for each of them; a list has one weight with gate and up of
  * all experts, and one with down. */
 static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
@@ -134,6 +147,12 @@ static te_status load_block(part *p, int layer, te_context *ctx) {
     te_packed_list views = te_packed_none();
     const te_status status = te_packed_add_head_rows(&views, &p->model, latent_tensors, 2, prefix, ctx);
     TE_TRY(load_views(&views, status, ctx));
+#endif
+#if MODEL_QK_NORM
+    for (int i = 0; i < p->model.param_count; i++) { /* the files have no weights of these norms */
+        const te_param *w = &p->param[i];
+        if (!strcmp(w->op, "heads")) TE_TRY(te_fill(ctx, w->data, 0, (size_t)w->cols * te_dtype_bytes(w->dtype)));
+    }
 #endif
     return load_tables(p, is_dense(p) ? dense_tensors : block_tensors, block_heads, prefix, ctx);
 #else

@@ -158,8 +158,8 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
                (int)TE_PIPELINE_MAX_STAGES, w->size);
     const int ranks = w->size / stages, stage = w->rank / ranks, rank = w->rank % ranks; /* of a stage; in it */
     TE_REQUIRE(tensor > 0 && ranks % tensor == 0, ctx, TE_ERROR_SHAPE,
-               "te_comm_create: %d ranks%s cannot be divided into tensor groups of %d (config.tensor); start a multiple "
-               "of it, as by mpirun -n %d", ranks, stages > 1 ? " of a stage" : "", tensor,
+               "te_comm_create: %d ranks%s cannot be divided into tensor groups of %d (config.tensor); start a "
+               "multiple of it, as by mpirun -n %d", ranks, stages > 1 ? " of a stage" : "", tensor,
                stages * (tensor > 1 ? tensor : 1));
     TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && ranks / tensor % context == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: config.context is %d: it is 1 to %d and divides the ranks of a data group, %d", context,

@@ -111,9 +111,9 @@ TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first
     for (int n = 0; n < b->count; n++) {
         const te_packed *part = &b->parts[n];
         if (!te__blocks_is_of(part, p)) continue;
-        TE_REQUIRE(!part->transposed, ctx, TE_ERROR_VALUE,
-                   "%s: %.60s: is transposed in the table; the weights of these files are [out, in]", b->caller,
-                   part->name);
+        TE_REQUIRE(!part->form, ctx, TE_ERROR_VALUE,
+                   "%s: %.60s: has the form %d in the table; the weights of these files are matrices [out, in]",
+                   b->caller, part->name, part->form);
         const int64_t units = part->rows ? part->rows : left;
         TE_REQUIRE(units > 0 && units <= left, ctx, TE_ERROR_SHAPE, "%s: %.60s has %lld rows, of %s.%s %lld are left",
                    b->caller, part->name, (long long)units, p->op, p->field, (long long)left);

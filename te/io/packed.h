@@ -28,13 +28,25 @@
 #include "../plan/bind.h"  /* te_shard_layout_of */
 #include "safetensors.h"    /* te_safetensor */
 
+/* How a tensor of a file stores its part of a parameter: 0, or a sum of these.
+ *     TRANSPOSED    as [in, out]
+ *     EXPERTS       as [experts, out, in] (with TRANSPOSED [experts, in, out]) all rows of the weight of an
+ *                   expert_linear, or as [experts, width] the whole bias of an expert_bias; rows is 0 in the table
+ *     INTERLEAVED   with EXPERTS: with the rows of gate and up of each expert, or the columns of a bias, in turns (gpt-
+ *                   oss), while the parameter has all rows of an expert's gate in front of those of its up */
+typedef enum te_packed_form {
+    TE_PACKED_TRANSPOSED = 1,
+    TE_PACKED_EXPERTS = 2,
+    TE_PACKED_INTERLEAVED = 4
+} te_packed_form;
+
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add takes */
     const char *op, *field; /* the names of the op and of the field of the parameter of which the tensor is a part */
     /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. 0: all
      * remaining rows. If the parameter has only one row (a bias), columns are counted instead of rows */
     int64_t rows;
-    int transposed;         /* 1: the tensor in the file is the transpose of this part, [in, out] */
+    int form;               /* 0, or a sum of te_packed_form */
 } te_packed;
 
 /* For te_packed_add_heads: a tensor of a file that stores q, k and v head by head, and the parameter that has q of all
@@ -103,6 +115,12 @@ TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
             taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
+/* The number of experts whose rows the parameter p has on this rank; 0: it has no rows of experts. */
+TE_API int64_t te__packed_experts(const te_model *m, const te_param *p) {
+    for (int i = 0; i < m->plan->op_count; i++)
+        if (!strcmp(m->plan->op[i].name, p->op)) return te__is_router(m->plan, i) ? 0 : m->plan->op[i].experts;
+    return 0;
+}
 /* Check that parts[n] names a parameter, and that enough units (rows or, if it has one row, columns) of the parameter
  * remain. */
 TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int n, te_context *ctx) {
@@ -115,6 +133,21 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                part->op, part->field);
     TE_REQUIRE(!p->tied && p->data, ctx, TE_ERROR_VALUE, "te_packed_add: %.60s: %s.%s is tied; its owner is loaded",
                part->name, p->op, p->field);
+    TE_REQUIRE(part->form >= 0 && part->form < 2 * TE_PACKED_INTERLEAVED &&
+                   (part->form & TE_PACKED_EXPERTS || !(part->form & TE_PACKED_INTERLEAVED)),
+               ctx, TE_ERROR_VALUE,
+               "te_packed_add: %.60s: %d is no sum of te_packed_form, or INTERLEAVED without EXPERTS", part->name,
+               part->form);
+    if (part->form & TE_PACKED_EXPERTS) {
+        const int units = (int)(te__packed_experts(m, p) ? p->rows / te__packed_experts(m, p) : 0);
+        TE_REQUIRE(units && !part->rows, ctx, TE_ERROR_VALUE,
+                   "te_packed_add: %.60s: %s.%s is no parameter of experts, or the table gives a number of rows",
+                   part->name, p->op, p->field);
+        TE_REQUIRE(units > 1 || !(part->form & TE_PACKED_TRANSPOSED), ctx, TE_ERROR_VALUE,
+                   "te_packed_add: %.60s: a bias is not transposed", part->name);
+        TE_REQUIRE((units > 1 ? units : p->cols) % 2 == 0 || !(part->form & TE_PACKED_INTERLEAVED), ctx, TE_ERROR_SHAPE,
+                   "te_packed_add: %.60s: an odd number of rows of gate and up", part->name);
+    }
     const int64_t extent = te__packed_extent(p, ctx), left = extent - te__packed_taken(parts, n, extent);
     TE_REQUIRE(left > 0 && part->rows >= 0 && part->rows <= left, ctx, TE_ERROR_SHAPE,
                "te_packed_add: %.60s: %lld %s of %s.%s, of which %lld are left", part->name, (long long)part->rows,
@@ -147,7 +180,7 @@ typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; }
 TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
     const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;
-    const int transposed = part->transposed;
+    const int transposed = (part->form & TE_PACKED_TRANSPOSED) != 0;
     te_safetensor *tensor = (te_safetensor *)realloc((void *)l->tensor, (size_t)(l->count + 1) * sizeof *tensor);
     TE_REQUIRE(tensor, ctx, TE_ERROR_MEMORY, "te_packed_add: cannot allocate %d views", l->count + 1);
     l->tensor = tensor;
@@ -202,10 +235,37 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_param *p, const te
     }
     return TE_OK;
 }
+/* Add the views of a tensor that stores the matrices, or the biases, of all experts: one for each expert of this rank
+ * or, if gate and up are interleaved, one for the expert's gate and one for its up. */
+TE_API te_status te__packed_expert_views(te_packed_list *l, const te_model *m, const te_param *p, const te_packed *part,
+                                         const char *prefix, te_context *ctx) {
+    const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
+    const int64_t experts = te__packed_experts(m, p), rows = p->rows / experts, cols = p->cols;
+    const int64_t first = te_shard_run_at(&runs, 0).whole / (rows * cols), all = experts * runs.ranks;
+    const int turns = part->form & TE_PACKED_INTERLEAVED ? 2 : 1, transposed = (part->form & TE_PACKED_TRANSPOSED) != 0;
+    const int by = rows == 1; /* what gate and up are parts of. 0: the rows of a weight; 1: the columns of a bias */
+    for (int64_t i = 0; i < experts * turns; i++) {
+        const int64_t expert = i / turns, turn = i % turns;
+        te__packed_region v;
+        memset(&v, 0, sizeof v);
+        v.at = i * (rows * cols / turns), v.rows = by ? 1 : rows / turns, v.cols = by ? cols / turns : cols;
+        /* the file's matrices below one another; of transposed ones, shape and first still count rows and columns of
+         * the parameter */
+        v.shape[0] = transposed ? rows : all * rows, v.shape[1] = transposed ? all * cols : cols;
+        v.first[0] = transposed ? 0 : (first + expert) * rows, v.first[1] = transposed ? (first + expert) * cols : 0;
+        v.first[by] += turn;
+        TE_TRY(te__packed_view(l, p, part, v, prefix, ctx));
+        te_safetensor *t = &l->tensor[l->count - 1];
+        if (!t->sliced) *t = te_safetensor_slice(*t, 0, t->shape[0], 0, t->shape[1]);
+        t->step[by != transposed] = turns, t->matrices = rows > 1 ? all : 0;
+    }
+    return TE_OK;
+}
 /* Add the views of the part parts[n], which is a whole tensor of the file. */
 TE_API te_status te__packed_part_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                        const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
+    if (parts[n].form & TE_PACKED_EXPERTS) return te__packed_expert_views(l, m, p, &parts[n], prefix, ctx);
     const int64_t extent = te__packed_extent(p, ctx), first = te__packed_taken(parts, n, extent);
     const int64_t units = parts[n].rows ? parts[n].rows : extent - first;
     const te__packed_range range = {first, units, 0, units};

@@ -16,6 +16,7 @@
  *                                (its form for gemm), I32 [cols, rows / 8]
  * Their codes and scales stay as they are (values are computed in f32, from codes, zero points and scales in 16 bits):
  * the formats are int4 or int4z in blocks of 128, 64 or 32, the largest that divides the file's groups, and mxfp4.
+ * te_mxfp4_load converts MXFP4 to parameters in floats, through the views of te_packed_add.
  *
  * Source: AutoGPTQ's QuantLinear (a stored zero point is one less than the zero point), AutoAWQ's WQLinear_GEMM,
  * transformers' Mxfp4 integration.
@@ -118,7 +119,18 @@ TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_bindi
 
 /* ---- MXFP4 ------------------------------------------------------------------------------------------------------- */
 
-/* In the file a byte has two adjacent values, the first one in its low half. */
+/* Write n blocks at `to` of a file's codes q, in 16 bytes for each block, and its scales. In the file a byte has two
+ * adjacent values, the first one in its low half. Returns the index of a scale that is NaN, or -1. */
+TE_API int64_t te__mxfp4_blocks(uint8_t *to, const uint8_t *q, const uint8_t *scale, int64_t n) {
+    for (int64_t i = 0; i < n; i++, q += 16, to += 17) {
+        uint8_t code[32];
+        if (scale[i] == 255) return i;
+        for (int k = 0; k < 16; k++) code[2 * k] = q[k] & 15, code[2 * k + 1] = q[k] >> 4;
+        to[0] = scale[i];
+        te__pack_32(to + 1, 0, code);
+    }
+    return -1;
+}
 TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
                                      const te_param *p, int64_t rows, te_context *ctx) {
     const te_quantized_source *from = (const te_quantized_source *)b->source;
@@ -143,15 +155,9 @@ TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_bindi
     TE_TRY(te__quantized_bytes(&e, b, scales, ctx));
     TE_TRY(te__blocks_host(&memory, b->w, (size_t)blocks * 17, ctx));
     q += (size_t)from->expert * (size_t)blocks * 16, e += (size_t)from->expert * (size_t)blocks;
-    uint8_t *to = (uint8_t *)memory;
-    for (int64_t i = 0; i < blocks; i++, q += 16, to += 17) {
-        uint8_t code[32];
-        TE_REQUIRE(e[i] != 255, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %d of %.60s is NaN",
-                   from->file->path, (long long)i, from->expert, scales->name);
-        for (int k = 0; k < 16; k++) code[2 * k] = q[k] & 15, code[2 * k + 1] = q[k] >> 4;
-        to[0] = e[i];
-        te__pack_32(to + 1, 0, code);
-    }
+    const int64_t bad = te__mxfp4_blocks((uint8_t *)memory, q, e, blocks);
+    TE_REQUIRE(bad < 0, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %d of %.60s is NaN", from->file->path,
+               (long long)bad, from->expert, scales->name);
     part->data = memory, part->format = TE_BLOCK_mxfp4;
     return TE_OK;
 }
@@ -320,6 +326,71 @@ TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_pa
     b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_quantized_bind";
     b.converts = 0, b.tensor_of = te__quantized_tensor_of, b.source = from;
     return te__block_weights_bind(&b, ctx);
+}
+/* Check that t is U8, and has the shape of the view `want` with its last dimension in groups of 32, of `bytes` each. */
+TE_API te_status te__mxfp4_check(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want, int bytes,
+                                 te_context *ctx) {
+    const int64_t matrices = want->matrices ? want->matrices : 1, rows = te__safetensor_rows(want) / matrices;
+    const int64_t groups = te__safetensor_cols(want) / 32;
+    const int s = want->matrices > 0; /* dimensions in front of the rows */
+    TE_REQUIRE(t->dtype == TE_SAFETENSORS_U8 && t->rank == 2 + s + (bytes > 1) && (!s || t->shape[0] == matrices) &&
+                   t->shape[s] == rows && t->shape[s + 1] == groups && (bytes == 1 || t->shape[s + 2] == bytes),
+               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be U8 [%lld, %lld, %lld%s]", f->path,
+               t->name, te__quantized_shape(t).text, (long long)matrices, (long long)rows, (long long)groups,
+               bytes > 1 ? ", 16" : "");
+    return TE_OK;
+}
+/* Read the view `want` of a matrix, or of the matrices of all experts, whose numbers a file has in MXFP4, as
+ * <name>_blocks in the file `blocks` and <name>_scales in the file `scales`, which may be the same. They are converted
+ * to the dtype of the view. Waits for the stream. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE;
+ * TE_ERROR_VALUE: the view is transposed, or has a part of the columns; a scale is NaN; a value does not fit the
+ * dtype. */
+TE_API te_status te_mxfp4_load(const te_safetensors *blocks, const te_safetensors *scales, const te_safetensor *want,
+                               te_context *ctx) {
+    char name[2][TE_QUANTIZED_MAX_NAME];
+    te_dtype as = TE_f32;
+    TE_TRY(te__check_context(ctx, "te_mxfp4_load"));
+    TE_REQUIRE(blocks && scales && want && want->name, ctx, TE_ERROR_NULL, "te_mxfp4_load: a file or the view is null");
+    const int64_t cols = te__safetensor_cols(want), groups = cols / 32;
+    TE_REQUIRE(te__safetensors_is_valid(want) && te__safetensors_converts(&as, want->dtype) && !want->transposed &&
+                   cols % 32 == 0 && (!want->sliced || want->count[1] == cols),
+               ctx, TE_ERROR_VALUE, "te_mxfp4_load: %.60s: the view is no matrix of whole rows in f32, bf16 or f16",
+               want->name);
+    snprintf(name[0], sizeof name[0], "%.200s_blocks", want->name);
+    snprintf(name[1], sizeof name[1], "%.200s_scales", want->name);
+    const te_safetensor *q = te_safetensors_find(blocks, name[0]), *e = te_safetensors_find(scales, name[1]);
+    TE_REQUIRE(q && e, ctx, TE_ERROR_FORMAT, "%.120s: has no tensor %.100s", (q ? scales : blocks)->path, name[q != 0]);
+    TE_TRY(te__mxfp4_check(blocks, q, want, 16, ctx));
+    TE_TRY(te__mxfp4_check(scales, e, want, 1, ctx));
+    const int64_t first = want->sliced ? want->first[0] : 0, step = want->sliced ? want->step[0] : 1;
+    const int64_t rows = want->sliced ? want->count[0] : te__safetensor_rows(want);
+    const size_t size = te_dtype_bytes(as), row_bytes = (size_t)cols * size;
+    /* of a row: the floats; the result; the bytes of the file, 16 and 1 for each group; and the blocks, 17 for each */
+    float *row = (float *)malloc((size_t)cols * sizeof(float) + row_bytes + (size_t)groups * 34);
+    te_status status = row ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "te_mxfp4_load: cannot allocate a row");
+    char *to = (char *)(row + cols);
+    uint8_t *at = (uint8_t *)to + row_bytes;
+    if (want->written) te__count_write(want->written, ctx);
+    for (int64_t r = 0; r < rows && status == TE_OK; r++) {
+        const uint64_t of = (uint64_t)((first + r * step) * groups);
+        const uint64_t codes_at = blocks->data_at + q->offset + of * 16, scales_at = scales->data_at + e->offset + of;
+        status = te__safetensors_get(blocks, at, (size_t)groups * 16, codes_at, ctx);
+        if (status == TE_OK) status = te__safetensors_get(scales, at + groups * 16, (size_t)groups, scales_at, ctx);
+        if (status != TE_OK) break;
+        if (te__mxfp4_blocks(at + groups * 17, at, at + groups * 16, groups) >= 0)
+            status = te_fail(ctx, TE_ERROR_VALUE, "%.120s: a scale of row %lld of %.100s is NaN", scales->path,
+                             (long long)(first + r * step), name[1]);
+        te_dequantize_row(row, at + groups * 17, cols, TE_BLOCK_mxfp4);
+        if (status == TE_OK && te__safetensors_convert(0, as, row, TE_f32, cols) >= 0)
+            status = te_fail(ctx, TE_ERROR_VALUE, "%.120s: a value of row %lld of %.100s does not fit %s", blocks->path,
+                             (long long)(first + r * step), name[0], te_dtype_name(as));
+        if (status != TE_OK) break;
+        (void)te__safetensors_convert(to, as, row, TE_f32, cols);
+        status = te_copy(ctx, (char *)want->data + (size_t)r * row_bytes, to, row_bytes);
+        if (status == TE_OK) status = te_synchronize(ctx);
+    }
+    free(row);
+    return status;
 }
 
 #endif

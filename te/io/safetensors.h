@@ -184,12 +184,15 @@ TE_API int te__safetensors_fits(const te_safetensor *t, const te_safetensor *wan
     return t->dtype == want->dtype ||
            (te__safetensors_converts(&dtype, t->dtype) && te__safetensors_converts(&dtype, want->dtype));
 }
-/* Return whether the shapes of two tensors are equal, where [1, n] counts as equal to [n]. */
-TE_API int te__safetensors_same_shape(const te_safetensor *a, const te_safetensor *b) {
-    const int skip_a = a->rank == 2 && b->rank == 1 && a->shape[0] == 1;
-    const int skip_b = b->rank == 2 && a->rank == 1 && b->shape[0] == 1;
-    return a->rank - skip_a == b->rank - skip_b &&
-           !memcmp(a->shape + skip_a, b->shape + skip_b, (size_t)(a->rank - skip_a) * sizeof a->shape[0]);
+/* Return whether the tensor t of a file has the shape of `want`, where [1, n] counts as equal to [n]. */
+TE_API int te__safetensors_same_shape(const te_safetensor *t, const te_safetensor *want) {
+    const int skip = t->rank == 2 && want->rank == 1 && t->shape[0] == 1;
+    const int skip_want = want->rank == 2 && t->rank == 1 && want->shape[0] == 1;
+    if (want->matrices)
+        return t->rank == 3 && t->shape[0] == want->matrices && t->shape[0] * t->shape[1] == want->shape[0] &&
+               t->shape[2] == want->shape[1];
+    return t->rank - skip == want->rank - skip_want &&
+           !memcmp(t->shape + skip, want->shape + skip_want, (size_t)(t->rank - skip) * sizeof t->shape[0]);
 }
 /* Convert n numbers, rounding to nearest even; returns -1. If `to` is null, only check the numbers: returns the index
  * of the first finite number that would become infinite, or -1 if there is none. */
@@ -207,18 +210,24 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);
     const uint64_t begin = f->data_at + t->offset;
-    const int64_t cols = te__safetensor_cols(t), width = want->count[1];
-    if (!want->sliced || width == cols) {
+    const int64_t cols = te__safetensor_cols(t), width = want->count[1], step = want->step[1];
+    if (!want->sliced || (width == cols && want->step[0] == 1)) {
         const int64_t first = want->sliced ? want->first[0] * cols : 0;
         return te__safetensors_get(f, to, (size_t)n * size, begin + (uint64_t)(first + at) * size, ctx);
     }
-    for (int64_t k = at; k < at + n;) { /* each iteration reads one row of the slice, or a part of a row */
-        const int64_t in_row = te_min(width - k % width, at + n - k);
-        const int64_t first = (want->first[0] + k / width) * cols + want->first[1] + k % width;
-        TE_TRY(te__safetensors_get(f, to, (size_t)in_row * size, begin + (uint64_t)first * size, ctx));
+    char *row = step > 1 ? (char *)malloc((size_t)cols * size) : 0;
+    te_status status = TE_OK;
+    if (step > 1 && !row) status = te_fail(ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate a row", t->name);
+    for (int64_t k = at; k < at + n && status == TE_OK;) { /* each iteration reads one row of the slice, or a part */
+        const int64_t in_row = te_min(width - k % width, at + n - k), span = (in_row - 1) * step + 1;
+        const int64_t first = (want->first[0] + k / width * want->step[0]) * cols + want->first[1] + k % width * step;
+        status = te__safetensors_get(f, row ? row : to, (size_t)span * size, begin + (uint64_t)first * size, ctx);
+        for (int64_t i = 0; row && i < in_row && status == TE_OK; i++)
+            memcpy(to + (size_t)i * size, row + (size_t)(i * step) * size, size);
         to += (size_t)in_row * size, k += in_row;
     }
-    return TE_OK;
+    free(row);
+    return status;
 }
 /* Read tensor t, or the slice of it that `want` describes, into want->data, and convert it to want->dtype. If
  * check_only is set, write nothing, and only check that no finite number would become infinite. */
@@ -282,6 +291,7 @@ TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
     if (!w->data && bytes) return 0;
+    if (w->matrices < 0 || (w->matrices && (w->rank != 2 || w->shape[0] % w->matrices))) return 0;
     return (!w->transposed || w->rank == 2) && te__safetensor_has_slice(w);
 }
 /* Check that the file has the tensors of the list want[n] and, if `exact` is set, no others. Shapes must be equal,

@@ -63,6 +63,10 @@ typedef struct te_safetensor {
                         * te_safetensors_load can record the write; null: the parameter is not known */
     int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
                                  * number of rows and of columns */
+    int64_t step[2]; /* for a slice: it has every step[0]-th row and every step[1]-th column, from the first one on */
+    /* what te_safetensors_load loads from a tensor [matrices, rows, cols]: `shape` and the slice are those of the
+     * matrix [matrices * rows, cols]. 0: the tensor in the file is a matrix */
+    int64_t matrices;
 } te_safetensor;
 
 /* In the table of an open file, `value` is a null pointer if the file's JSON value is not a string. */
@@ -145,10 +149,12 @@ TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, 
 }
 
 /* Describe a slice of the file's tensor t, for loading: t.data has only `rows` rows and `cols` columns of that tensor,
- * from row first_row and column first_col on. A vector counts as one row. */
+ * from row first_row and column first_col on. A vector counts as one row. A caller may set te_safetensor.step
+ * afterwards. */
 TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int64_t rows, int64_t first_col,
                                          int64_t cols) {
     t.sliced = 1, t.first[0] = first_row, t.count[0] = rows, t.first[1] = first_col, t.count[1] = cols;
+    t.step[0] = t.step[1] = 1;
     return t;
 }
 TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2 ? t->shape[0] : 1; }
@@ -157,10 +163,13 @@ TE_API int64_t te__safetensor_cols(const te_safetensor *t) {
 }
 /* Return whether t is not a slice, or is a slice that lies within the file's tensor. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
-    const int64_t rows = te__safetensor_rows(t), cols = te__safetensor_cols(t);
-    return !t->sliced || (t->rank <= 2 && t->first[0] >= 0 && t->first[1] >= 0 && t->count[0] >= 1 &&
-                          t->count[1] >= 1 && t->count[0] <= rows && t->count[1] <= cols &&
-                          t->first[0] <= rows - t->count[0] && t->first[1] <= cols - t->count[1]);
+    const int64_t size[2] = {te__safetensor_rows(t), te__safetensor_cols(t)};
+    if (!t->sliced) return 1;
+    for (int i = 0; i < 2; i++)
+        if (t->first[i] < 0 || t->count[i] < 1 || t->step[i] < 1 || t->first[i] >= size[i] ||
+            t->count[i] - 1 > (size[i] - 1 - t->first[i]) / t->step[i])
+            return 0;
+    return t->rank <= 2;
 }
 /* Return the number of elements of t's data; if t is a slice, the number of elements of the slice. */
 TE_API int64_t te__safetensor_count(const te_safetensor *t) {
@@ -186,8 +195,10 @@ TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
     te__shape_text s;
     const char *dtype = t->dtype_text ? t->dtype_text : te_safetensors_dtype_name(t->dtype);
     size_t n = (size_t)snprintf(s.text, sizeof s.text, "%.40s [", dtype);
+    if (t->matrices) n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%lld, ", (long long)t->matrices);
     for (int i = 0; i < t->rank && i < TE_SAFETENSORS_MAX_RANK; i++)
-        n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+        n += (size_t)snprintf(s.text + n, sizeof s.text - n, "%s%lld", i ? ", " : "",
+                              (long long)(t->matrices && !i ? t->shape[0] / t->matrices : t->shape[i]));
     snprintf(s.text + n, sizeof s.text - n, "%s]", t->rank > TE_SAFETENSORS_MAX_RANK ? ", .." : "");
     return s;
 }

@@ -18,6 +18,7 @@
 #define TE_OPS_EXPERT_LINEAR_H
 
 #include "../gemm/impl/gemm_grouped.h" /* te_grouped */
+#include "combine.h"                   /* te_routed_args */
 #include "router.h"                    /* te_routing */
 
 #define TE__EXPERTS_FIT(model, op, experts)                   \
@@ -32,125 +33,6 @@
                   TE__ROUTER_TEXT(model, op) " needs the rows of a (router, ..)");                                   \
     static_assert((int)TE_ROWS_IN(model, op) < (int)TE_ROWS_routed || TE__EXPERTS_FIT(model, op, experts),           \
                   TE__ROUTER_TEXT(model, op) " has another number of experts than its router, or than a rank of it");
-
-/* ---- (combine, r) ------------------------------------------------------------------------------------------------ */
-
-#define TE_OP_combine (combine, custom)
-#define TE_SHAPES_combine(op) (1)
-#define TE_ROWS_combine(op, in) ((int)(in) & (int)TE_ROWS_exchanged ? (int)TE_ROWS_shard : (int)TE_ROWS_tokens)
-#define TE_LAYOUT_combine(op, in)                                               \
-    ((int)(in) == (int)TE_LAYOUT_partial_grad ? (int)TE_LAYOUT_partial_sum      \
-     : (int)(in) == (int)TE_LAYOUT_exchanged  ? (int)TE_LAYOUT_replicated       \
-                                              : (int)(in))
-#define TE_FLAGS_combine(op) (TE_SAVES_INPUT)
-#define TE_EDGE_combine(model, op) (TE__ROUTER_INDEX(model, TE_FORK_OF(op)), TE_JOIN2(, model, dtype))
-#define TE_CHECK_combine(model, op)                                                                                  \
-    (static_assert((int)TE__ROUTER_INDEX(model, TE_FORK_OF(op)) < (int)TE_ID(model, op), "te: the order of the list"); \
-     static_assert((int)TE_ROWS_IN(model, op) ==                                                                     \
-                       (int)TE_JOIN4(, model, router, TE_FORK_OF(op), routed),                                       \
-                   TE__ROUTER_TEXT(model, op) " does not stand on the rows of its router");)
-
-/* The arguments of the kernels that read or write routed rows; each kernel uses some of them. */
-typedef struct te_routed_args {
-    te_routing at;
-    const void *x;     /* the input, in backward as forward saved it */
-    const void *dy;
-    const void *bias;  /* [experts, width] */
-    void *y;           /* forward: y; backward: dx, or null */
-    void *dx;          /* te_routed_weigh: the gradient of the rows */
-    float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
-    int64_t tokens, rows; /* rows: number of routed rows */
-    int width, top_k;
-    int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
-} te_routed_args;
-typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
-
-/* Memory traffic: reads the routed rows, writes y. A warp has a token. */
-TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (token >= a->tokens) return;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int j = 0; j < top_k; j++) {
-            const float w = a->at.weight[token * top_k + j];
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
-            te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
-        }
-        te_store8(a->y, token * width + c, sum, n, aligned, f.out);
-    }
-}
-/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
- * dy and the saved routed rows, writes dx. */
-TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
-                               const te_formats f) {
-    int group;
-    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    float sum[TE_ROUTER_MAX_TOP_K];
-    if (token >= a->tokens) return;
-    TE_UNROLL for (int j = 0; j < top_k; j++) sum[j] = 0;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], x[8];
-        te_load8(v, a->dy, token * width + c, n, aligned, f.out);
-        TE_UNROLL for (int j = 0; j < top_k; j++) {
-            const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
-            const float w = a->at.weight[token * top_k + j];
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
-            te_load8(x, a->x, at, n, aligned, f.in);
-            TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
-            TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];
-            if (a->y) te_store8(a->y, at, x, n, aligned, f.in);
-        }
-    }
-    TE_UNROLL for (int j = 0; j < top_k; j++) {
-        te_lanes_sum(&sum[j], 1, &g);
-        if (g.id == 0) a->dweight[token * top_k + j] = sum[j];
-    }
-}
-#define TE__COMBINE_STEP(name, model, dtype, op, body)                                                               \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_routed_args,                                                              \
-              body(te_args, te_at, (int)TE_ROWS_IN(model, op) & 255, (int)TE_WIDTH_IN(model, op),                    \
-                   te_formats_of((int)TE_DTYPE_IN(model, op),                                                        \
-                                 (int)TE_ROWS_IN(model, op) & (int)TE_ROWS_exchanged ? (int)TE_##dtype               \
-                                                                                     : (int)TE_DTYPE_OUT(model, op), \
-                                 (int)TE_##dtype, (int)TE_##dtype)))                                                 \
-    TE_API te_status name##_run(te_run *r, const te_step *s) { return te__combine_run(r, s, name##_launch); }
-#define TE_CUSTOM_combine_forward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_rows)
-#define TE_CUSTOM_combine_backward(name, model, dtype, op) TE__COMBINE_STEP(name, model, dtype, op, te_combine_gradient)
-
-TE_IF_USED TE_API te_status te__combine_run(te_run *r, const te_step *s, te_routed_launch_fn launch) {
-    const int i = s->op[0], router = r->plan->op[i].edge, top_k = te__rows_per_token(r->plan->op[i].in_rows);
-    const int exchanges = te__is_exchange(r->plan, router);
-    te_routed_args a;
-    te_value y, dweight, part, dy = r->current;
-    TE_REQUIRE(te__router_of(r->plan, i) == router, r->ctx, TE_ERROR_STATE,
-               "%s: (combine, %s) stands on the rows of another router", r->plan->name, r->plan->op[i].name);
-    memset(&a, 0, sizeof a);
-    a.at = te__routing_of(r, router), a.tokens = r->tokens, a.x = r->current.data;
-    if (r->pass == TE_BACKWARD) {
-        if (exchanges) TE_TRY(te__dispatch(&dy, r, router));
-        a.dy = dy.data, a.x = te__input_of(r, i).data;
-        TE_TRY(te__gradient(&y, r, s, i));
-        dweight = te__value_of(0, TE_f32, r->tokens, top_k);
-        TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * top_k) * sizeof(float)));
-        te__set_edge(r, router, dweight);
-        a.dweight = (float *)dweight.data;
-    } else TE_TRY(te__output(&y, r, s, i));
-    const int returns = exchanges && r->pass != TE_BACKWARD;
-    part = y;
-    if (returns) TE_TRY(te__acquire(r, &part, TE_ROWS_tokens, r->plan->op[i].out, r->plan->dtype));
-    a.y = part.data;
-    if (!r->dry) TE_TRY(launch(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a));
-    if (returns) TE_TRY(te__return(y, r, router, part, 0));
-    te__set_current(r, y);
-    if (r->pass == TE_INFER) te__set_edge(r, router, te__no_value());
-    return TE_OK;
-}
 
 /* ---- (expert_linear, name, in, out, experts) --------------------------------------------------------------------- */
 
@@ -194,15 +76,15 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
-/* The pattern router expert_linear: the product gathers the rows of x itself. On the host, where it cannot, the
- * router's kernel copies them to scratch memory. */
+/* The pattern router expert_linear: the product gathers the rows of x itself. Where it cannot, on the host and with
+ * (weigh, input), the router's kernel copies them to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype, TE__EXCHANGES(a))                              \
     TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
-                      TE__TOKEN_FORMATS(model, dtype, a), !TE_CUDA)                                                  \
+                      TE__TOKEN_FORMATS(model, dtype, a), !TE_CUDA || TE__WEIGHS_INPUT(a))                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch};                               \
+        const te_router_kernels kernels = {name##_choose_launch, name##_place_launch, 0, 0};                         \
         return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
     }
 
@@ -257,16 +139,18 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
     const int router = s->op[0], i = s->op[1];
     te_value x, rows = te__no_value(), y;
     TE_TRY(te__output(&y, r, s, i));
-    if (!TE_CUDA) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
+    const int copies = !TE_CUDA || te__router_options_of(r->plan, router).weighs_input;
+    if (copies) TE_TRY(te__acquire(r, &rows, r->plan->op[i].in_rows, r->plan->op[i].in, r->plan->op[i].in_dtype));
     TE_TRY(te__router_forward(&x, r, router, &rows, kernels));
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, router);
-    if (TE_CUDA) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
+    if (!copies) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
     else x = rows;
     return te__expert_forward(r, &g, i, x, y, run);
 }
 
-/* Copies each token's row of x to its routed rows of y. Memory traffic: reads x, writes y. A warp has a token: with a
- * routed row instead, a row of x would be read top_k times, each time when the L2 no longer has it. */
+/* Copies each token's row of x to its routed rows of y, times their weights if a->weighs. Memory traffic: reads x,
+ * writes y. A warp has a token: with a routed row instead, a row of x would be read top_k times, each time when the L2
+ * no longer has it. */
 TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -275,9 +159,14 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         float v[8];
         te_load8(v, a->x, token * a->width + c, 8, 1, dtype);
-        for (int j = 0; j < a->top_k; j++)
-            if (te__is_local(&a->at, token * a->top_k + j))
-                te_store8(a->y, (int64_t)a->at.row[token * a->top_k + j] * a->width + c, v, 8, 1, dtype);
+        for (int j = 0; j < a->top_k; j++) {
+            const int64_t at = token * a->top_k + j;
+            const float w = a->weighs ? te__input_weight(&a->at, at) : 1.0f;
+            float weighed[8];
+            if (!te__is_local(&a->at, at)) continue;
+            TE_UNROLL for (int i = 0; i < 8; i++) weighed[i] = w * v[i];
+            te_store8(a->y, (int64_t)a->at.row[at] * a->width + c, a->weighs ? weighed : v, 8, 1, dtype);
+        }
     }
 }
 /* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
@@ -292,7 +181,7 @@ TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te
     if (place) *x = te__value_of(place, r->plan->dtype, te__rows_in(r, op->in_rows), op->in);
     else TE_TRY(te__acquire(r, x, op->in_rows, op->in, r->plan->dtype));
     memset(&a, 0, sizeof a);
-    a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data;
+    a.at = te__routing_of(r, i - 1), a.x = from.data, a.y = x->data, a.weighs = a.at.weighs_input;
     a.tokens = r->tokens, a.width = op->in, a.top_k = te__rows_per_token(op->in_rows);
     return r->dry ? TE_OK : gather(r->ctx, te__grid_of(te_ceil_div(a.tokens, TE_ROUTER_WARPS), 1), &a);
 }
@@ -342,7 +231,7 @@ TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) 
     const int slot = a->at.slot[row], is_local = te__is_local_row(&a->at, row);
     if (!is_local && a->dx && g.id == 0) a->dweight[slot] = 0;
     if (!is_local) return;
-    const float w = a->at.weight[slot];
+    const float w = te__output_weight(&a->at, slot);
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         const int64_t at = row * a->width + c;
         float x[8], v[8];

@@ -2,6 +2,7 @@
  *
  *   (router, r, hidden, experts, (top_k, 2), ..)   y = the rows of x, each once for each of its token's experts
  *   (combine, r)                                   y[token] = the sum of the token's rows times the router's weights
+ *                                                  (combine.h)
  *
  * Do this: the experts of Mixtral (Jiang et al. 2024, arXiv 2401.04088)
  *     (fork, x), (rmsnorm, n, H), (router, r, H, E, (top_k, 2), (renormalise, 1)), (expert_linear, up, H, 2 * F, E),
@@ -19,10 +20,10 @@
 #ifndef TE_OPS_ROUTER_H
 #define TE_OPS_ROUTER_H
 
-#include "../core/math.h"               /* te_exp, te_sigmoid */
 #include "../core/tensor_kernels.h"     /* te_fill */
 #include "../gemm/impl/gemm_dispatch.h" /* te__gemm_scratch */
 #include "../plan/impl/gradients.h"     /* te__accumulates */
+#include "impl/router_kernels.h"        /* te_routing, te_router_args, the kernels */
 #include "impl/token_exchange.h"        /* te__tokens_dispatch */
 #include "residual.h"                   /* TE_FORK_OF */
 
@@ -32,8 +33,11 @@
  *     (top_k, 1)           how many experts each token is sent to, at most 32
  *     (score, softmax)     the score of an expert: softmax over all logits; sigmoid of its logit; or softmax_of_chosen:
  *                          softmax over the logits of the chosen experts (gpt-oss)
+ *     (bias, 0)            1: a parameter, bias [1, experts], is added to the logits (gpt-oss)
  *     (renormalise, 0)     1: the scores of the chosen experts are divided by their sum (Mixtral, Qwen3-MoE)
  *     (factor, 1)          the weights are multiplied by this constant (2.5 in DeepSeek-V3)
+ *     (weigh, output)      input: a token's row is multiplied by the expert's weight in front of the expert, and the
+ *                          combine only adds up (Llama 4); output: the combine multiplies
  *     (choice_bias, 0)     1: a parameter, choice_bias [1, experts], is added to the scores for the choice only
  *                          (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
  *     (groups, 1), (groups_kept, groups)   the experts form so many groups, of which only the groups_kept with the
@@ -68,13 +72,19 @@
 #define TE_STATS_router(op)                                                                                        \
     TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)(TE_ARG2(op, 0)) / (TE__EXCHANGES(op) ? TE_RANKS_OPTION(op) : 1), \
                        (int)TE__TOP_K(op))
-#define TE_PARAMS_router(op, in, out) TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS2, TE__ROUTER_PARAMS1)(op)
-#define TE__ROUTER_PARAMS1(op) ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal))
-#define TE__ROUTER_PARAMS2(op) \
-    ((weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal), (choice_bias, 1, TE_ARG2(op, 0), zero))
+#define TE_PARAMS_router(op, in, out)                                                               \
+    TE_IF_HAS(op, bias, TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS_BOTH, TE__ROUTER_PARAMS_BIAS), \
+              TE_IF_HAS(op, choice_bias, TE__ROUTER_PARAMS_CHOICE, TE__ROUTER_PARAMS))(op)
+#define TE__ROUTER_WEIGHT(op) (weight, TE_ARG2(op, 0), TE_ARG1(op, 0), normal)
+#define TE__ROUTER_PARAMS(op) (TE__ROUTER_WEIGHT(op))
+#define TE__ROUTER_PARAMS_BIAS(op) (TE__ROUTER_WEIGHT(op), (bias, 1, TE_ARG2(op, 0), zero))
+#define TE__ROUTER_PARAMS_CHOICE(op) (TE__ROUTER_WEIGHT(op), (choice_bias, 1, TE_ARG2(op, 0), zero))
+#define TE__ROUTER_PARAMS_BOTH(op) \
+    (TE__ROUTER_WEIGHT(op), (bias, 1, TE_ARG2(op, 0), zero), (choice_bias, 1, TE_ARG2(op, 0), zero))
 #define TE_SAME_top_k_top_k ,
 #define TE_SAME_score_score ,
 #define TE_SAME_renormalise_renormalise ,
+#define TE_SAME_weigh_weigh ,
 #define TE_SAME_factor_factor ,
 #define TE_SAME_choice_bias_choice_bias ,
 #define TE_SAME_groups_groups ,
@@ -83,6 +93,8 @@
 #define TE_SAME_dispatch_dispatch ,
 #define TE_TAKES_router_top_k TE_INTEGER
 #define TE_TAKES_router_score TE_TOKEN
+#define TE_TAKES_router_bias TE_INTEGER
+#define TE_TAKES_router_weigh TE_TOKEN
 #define TE_TAKES_router_renormalise TE_INTEGER
 #define TE_TAKES_router_factor TE_NUMBER
 #define TE_TAKES_router_choice_bias TE_INTEGER
@@ -106,10 +118,14 @@
 #define TE__SCORE_MARK_softmax ,
 #define TE__SCORE_MARK_sigmoid ,
 #define TE__SCORE_MARK_softmax_of_chosen ,
+/* The option `weigh`: 1 if it is input, 0 if it is output, -1 if it is another word. */
+#define TE__WEIGHS_INPUT(op) \
+    TE_IF_MARKED(TE_JOIN1(TE__WEIGH_INPUT_, TE_OPTION(op, weigh, output)), 1, TE__WEIGHS_OUTPUT(op))
+#define TE__WEIGHS_OUTPUT(op) TE_IF_MARKED(TE_JOIN1(TE__WEIGH_OUTPUT_, TE_OPTION(op, weigh, output)), 0, -1)
+#define TE__WEIGH_INPUT_input ,
+#define TE__WEIGH_OUTPUT_output ,
 #define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
-typedef enum te_router_score { TE_SCORE_softmax, TE_SCORE_sigmoid, TE_SCORE_softmax_of_chosen } te_router_score;
-enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GROUPS = 32 };
 /* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have,
  * the compiler reports this name as an undeclared identifier, so it is worded as an error message. */
 #define TE__ROUTER_INDEX(model, r) TE_JOIN4(te_error_combine_, r, of, model, has_no_router_before_it)
@@ -128,6 +144,8 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
                                           TE_HAS_OPTION(op, ranks) && (TE_ARG1(op, 0)) % 8 == 0),                    \
                    TE__ROUTER_TEXT(model, op) ": (dispatch, all_to_all) needs (ranks, N), the rows of a rank, as of" \
                    " a list with (rows, shard), and a width that is a multiple of eight");                           \
+     static_assert(!TE__EXCHANGES(op) || TE__WEIGHS_INPUT(op) != 1,                                                  \
+                   TE__ROUTER_TEXT(model, op) ": (weigh, input) needs (dispatch, all_gather)");                      \
      static_assert((TE_ARG2(op, 0)) >= 1 && (int)(TE_ARG2(op, 0)) <= (int)TE_ROUTER_MAX_EXPERTS,                     \
                    TE__ROUTER_TEXT(model, op) ": there are 1 to 1024 experts: (router, name, hidden, experts)");     \
      static_assert(TE__TOP_K(op) >= 1 && (int)TE__TOP_K(op) <= (int)(TE_ARG2(op, 0)) &&                              \
@@ -146,418 +164,21 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
                    TE__ROUTER_TEXT(model, op) ": ranks is 1 to 255, and divides the number of experts");             \
      static_assert((TE_OPTION(op, choice_bias, 1)) == 1,                                                             \
                    TE__ROUTER_TEXT(model, op) ": choice_bias is 1, or not named");                                   \
+     static_assert((TE_OPTION(op, bias, 1)) == 1, TE__ROUTER_TEXT(model, op) ": bias is 1, or not named");           \
+     static_assert(TE__WEIGHS_INPUT(op) >= 0, TE__ROUTER_TEXT(model, op) ": weigh is input or output");              \
      static_assert(!TE_HAS_OPTION(op, aux_loss) || (int)TE__ROUTER_SCORE(op) == (int)TE_SCORE_softmax,               \
                    TE__ROUTER_TEXT(model, op) ": aux_loss goes with (score, softmax)");)
 #define TE_OPTIONS_router(op)                                                                                        \
     (te_router_options, TE_ARG2(op, 0), TE__TOP_K(op), (int)TE__ROUTER_SCORE(op), TE_OPTION(op, renormalise, 0),     \
-     TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op), (float)(TE_OPTION(op, factor, 1)),  \
-     (float)(TE_OPTION(op, aux_loss, 0)), (float)(TE_OPTION(op, z_loss, 0)))
-typedef struct te_router_options {
-    int experts, top_k, score, renormalise, choice_bias, groups, groups_kept;
-    float factor, aux_loss, z_loss;
-} te_router_options;
-
-/* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
-
-/* What a router has decided. Backward, the expert_linear and the combine read it. In training it lies in te_saved, as
- * the statistics of the router; in inference in the workspace, from the router to its combine. */
-typedef struct te_routing {
-    float *logits;    /* [tokens, experts]; of a router that exchanges rows: of this rank's tokens */
-    float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
-    int32_t *expert;  /* [tokens, top_k] */
-    int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
-    int32_t *slot;    /* [tokens * top_k]: the inverse of `row`: for each routed row, token * top_k + the place of its
-                       * expert among those that the token has chosen */
-    int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
-    int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
-    int is_part;      /* 1: these are not all experts */
-} te_routing;
-/* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more.
- * logits: for each token. */
-#define TE__ROUTING_FLOATS(experts, logits, top_k) \
-    (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
-TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, te_router_options o) {
-    const int64_t rows = tokens * o.top_k;
-    te_routing t;
-    t.logits = (float *)memory, t.weight = t.logits + logits;
-    t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
-    t.slot = t.row + rows, t.offset = t.slot + rows;
-    t.first = 0, t.count = o.experts, t.is_part = 0;
-    return t;
-}
-/* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
-TE_FN int te__is_local(const te_routing *t, int64_t at) {
-    return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
-}
-/* Whether this rank has the expert of routed row `row`. */
-TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
-    return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
-}
-/* The router from which the rows of op i come, by the way that they take through the list. */
-TE_API int te__router_of(const te_plan *p, int i) {
-    for (i--; i >= 0 && !te__is_router(p, i);) i = p->op[i].flags & TE_IS_LOAD ? p->op[i].edge : i - 1;
-    return i;
-}
-TE_API te_router_options te__router_options_of(const te_plan *p, int router) {
-    return *(const te_router_options *)p->op[router].options;
-}
-TE_API te_routing te__routing_of(const te_run *r, int router) {
-    void *memory = r->pass == TE_INFER ? r->edge[router].data : (void *)r->stats[router];
-    const te_router_options o = te__router_options_of(r->plan, router);
-    const int ranks = r->plan->op[router].ranks;
-    te_routing t = te__routing_at(memory, r->tokens, te__rows_in(r, r->plan->op[router].in_rows) * o.experts, o);
-    if (ranks > 1) t.is_part = 1, t.count /= ranks, t.first = r->tensor->rank % ranks * t.count;
-    return t;
-}
-
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
-
-enum {
-    TE_ROUTER_LANES = TE_CUDA ? 32 : 1,
-    TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
-    TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
-    TE_ROUTER_CHUNK = 64, /* tokens for which a block of te_router_choose chooses: one bit for each in a word */
-    TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* experts of a lane, at most */
-    TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* blocks of te_router_gather that copy the rows of one chunk */
-    TE_SCAN_WARPS = TE_CUDA ? 32 : 1
-};
-typedef struct te_router_args {
-    te_routing at;
-    const void *choice_bias; /* [experts] */
-    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of its chunk have chosen the same expert */
-    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan
-                      * how many of all earlier chunks have */
-    int32_t *count;  /* [experts]: how many rows each expert has */
-    const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
-    void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
-    const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
-    float *dweight;       /* te_router_gradient: the gradients of the weights, [tokens, top_k] */
-    int64_t tokens;     /* for which the kernel computes */
-    int64_t all_tokens; /* those of all ranks, if the router exchanges rows; else `tokens` */
-    int experts, top_k;
-    float loss_scale;
-} te_router_args;
-
-/* The number of experts of a lane. */
-TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
-/* A score as an integer of the same order. NaN counts as -infinity; 0 is less than all scores. */
-TE_FN uint32_t te__router_key(float score) {
-    const uint32_t bits = te_bits_of_float(score == score ? score + 0.0f : -INFINITY);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-TE_FN float te__router_of_key(uint32_t key) { return te_float_of_bits(key >> 31 ? key & 0x7fffffffu : ~key); }
-/* The expert with the largest of a token's keys; if there are several, the one with the lowest number. Lane i has the
- * keys of the experts i, i + the number of lanes, .. */
-TE_FN int te__router_best(const uint32_t *key, int values, te_lanes g) {
-    uint32_t best = 0;
-    int at = 0;
-    TE_UNROLL for (int v = 0; v < values; v++) if (key[v] > best) best = key[v], at = v;
-    const uint32_t top = te_warp_max_u32(best), here = ~(uint32_t)(at * TE_ROUTER_LANES + g.id);
-    return (int)~te_warp_max_u32(best == top ? here : 0u);
-}
-/* Sets the keys of all experts to 0 that do not belong to one of the groups_kept best groups. */
-TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_lanes g) {
-    const int size = o.experts / o.groups, values = te__router_values(o.experts);
-    uint32_t sum[TE_ROUTER_MAX_GROUPS], kept = 0;
-    TE_UNROLL for (int i = 0; i < o.groups; i++) {
-        uint32_t first = 0, second = 0;
-        TE_UNROLL for (int v = 0; v < values; v++) {
-            const uint32_t k = (v * TE_ROUTER_LANES + g.id) / size == i ? key[v] : 0u;
-            second = k > first ? first : k > second ? k : second;
-            first = k > first ? k : first;
-        }
-        const uint32_t top = te_warp_max_u32(first), owner = ~te_warp_max_u32(first == top ? ~(uint32_t)g.id : 0u);
-        const uint32_t next = te_warp_max_u32((uint32_t)g.id == owner ? second : first);
-        sum[i] = te__router_key(te__router_of_key(top) + (size > 1 ? te__router_of_key(next) : 0.0f));
-    }
-    TE_UNROLL for (int n = 0; n < o.groups_kept; n++) {
-        uint32_t best = 0;
-        int at = 0;
-        TE_UNROLL for (int i = 0; i < o.groups; i++) if (sum[i] > best) best = sum[i], at = i;
-        kept |= 1u << at;
-        TE_UNROLL for (int i = 0; i < o.groups; i++) if (i == at) sum[i] = 0;
-    }
-    TE_UNROLL for (int v = 0; v < values; v++)
-        if (!(kept >> (v * TE_ROUTER_LANES + g.id) / size % 32 & 1)) key[v] = 0;
-}
-/* The logits of a token: those of this lane's experts, and what a softmax over all of them needs. */
-typedef struct te_router_row {
-    float logit[TE_ROUTER_VALUES];
-    float max, sum, nan; /* sum: of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
-} te_router_row;
-TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, te_lanes *g) {
-    const int values = te__router_values(experts);
-    t->max = -INFINITY, t->sum = 0, t->nan = 0;
-    TE_UNROLL for (int v = 0; v < values; v++) {
-        const int e = v * TE_ROUTER_LANES + g->id;
-        t->logit[v] = e < experts ? logits[e] : -INFINITY;
-        if (t->logit[v] != t->logit[v]) t->nan = 1;
-        else t->max = fmaxf(t->max, t->logit[v]);
-    }
-    te_lanes_max(&t->max, g), te_lanes_max(&t->nan, g);
-    TE_UNROLL for (int v = 0; v < values; v++)
-        if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
-    te_lanes_sum(&t->sum, 1, g);
-}
-/* The score of an expert. For softmax_of_chosen it is the logit. */
-TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
-    if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
-    return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
-}
-/* Replaces the scores of the chosen experts by their weights. */
-TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
-    float max = -INFINITY, sum = 0;
-    if (o.score == TE_SCORE_softmax_of_chosen) {
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, w[j]);
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = te_exp(w[j] - max);
-    }
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) sum += w[j];
-    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
-    const float scale = divides ? o.factor / (sum + 1e-20f) : o.factor;
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = nan > 0 ? NAN : w[j] * scale;
-}
-/* Chooses the experts of one token. Lane 0 sets bit `bit` of the words of these experts in `chosen`. */
-TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t *chosen, int bit,
-                                const te_router_options o, te_dtype dtype, te_lanes g) {
-    const float *logits = a->at.logits + token * o.experts;
-    const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
-    te_router_row t;
-    uint32_t key[TE_ROUTER_VALUES];
-    float w[TE_ROUTER_MAX_TOP_K];
-    te__router_load(&t, logits, o.experts, &g);
-    TE_UNROLL for (int v = 0; v < values; v++) {
-        const int e = v * TE_ROUTER_LANES + g.id;
-        float c = by_score ? te__router_score(&t, t.logit[v], o.score) : t.logit[v];
-        if (o.choice_bias && e < o.experts) c += te_load(a->choice_bias, e, dtype);
-        key[v] = e < o.experts ? te__router_key(c) : 0u;
-    }
-    if (o.groups > 1) te__router_keep_groups(key, o, g);
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-        const int e = te__router_best(key, values, g);
-        TE_UNROLL for (int v = 0; v < values; v++) if (v * TE_ROUTER_LANES + g.id == e) key[v] = 0;
-        w[j] = te__router_score(&t, logits[e], o.score);
-        if (g.id == 0) a->at.expert[token * o.top_k + j] = e, te_shared_or_u64(&chosen[e], (uint64_t)1 << bit);
-    }
-    te__router_weigh(w, o, t.nan);
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (g.id == 0) a->at.weight[token * o.top_k + j] = w[j];
-}
-/* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
- * also stores the offsets of all experts. */
-TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts) {
-    int none;
-    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
-    const int each = (experts + TE_ROUTER_THREADS - 1) / TE_ROUTER_THREADS, from = all.id * each;
-    const int to = (int)te_min(experts, from + each);
-    uint64_t mine = 0, total;
-    for (int e = from; e < to; e++) mine += (uint64_t)a->count[e];
-    int32_t offset = (int32_t)te_lanes_scan_u64(&total, mine, &all);
-    for (int e = from; e < to; e++) {
-        start[e] = offset + a->before[(int64_t)b.x * experts + e];
-        if (b.x == 0 && b.y == 0) a->at.offset[e] = offset;
-        offset += a->count[e];
-    }
-    if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
-    te_block_sync();
-}
-/* Counts the tokens of each expert in a chunk of n tokens, and finds the places of its rows. chosen: for each expert,
- * one bit for each token of the chunk. */
-TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t *chosen, int n, const int experts,
-                            const int top_k) {
-    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
-    int none;
-    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
-    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
-    for (int i = all.id; i < n * top_k; i += all.count) {
-        const int64_t at = first * top_k + i;
-        const uint64_t earlier = ((uint64_t)1 << i / top_k) - 1;
-        a->rank[at] = te_popcount_u64(chosen[a->at.expert[at]] & earlier);
-    }
-    for (int e = all.id; e < experts; e += all.count) {
-        const int count = te_popcount_u64(chosen[e]);
-        a->before[(int64_t)b.x * experts + e] = b.nx == 1 ? 0 : count;
-        if (b.nx == 1) a->count[e] = count;
-    }
-    if (b.nx > 1) return;
-    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
-    te__router_starts(start, a, b, experts);
-    for (int i = all.id; i < n * top_k; i += all.count) {
-        const int row = start[a->at.expert[i]] + a->rank[i];
-        a->at.row[i] = row, a->at.slot[row] = i;
-    }
-}
-/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
- * logits, writes 12 bytes for each routed row. exchanges: 1: these are the tokens of one rank, so it does not count. */
-TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
-                            const int exchanges) {
-    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
-    int group, none;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
-    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
-    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
-    for (int e = all.id; e < o.experts; e += all.count) chosen[e] = 0;
-    te_block_sync();
-    for (int i = group; i < n; i += TE_ROUTER_WARPS) te__router_choose_of(a, first + i, chosen, i, o, dtype, g);
-    te_block_sync();
-    if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k);
-}
-/* Counts the tokens of each expert in TE_ROUTER_CHUNK tokens, whose experts all ranks have chosen. */
-TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
-    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
-    int none;
-    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
-    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
-    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
-    for (int e = all.id; e < a->experts; e += all.count) chosen[e] = 0;
-    te_block_sync();
-    for (int i = all.id; i < n * a->top_k; i += all.count)
-        te_shared_or_u64(&chosen[a->at.expert[first * a->top_k + i]], (uint64_t)1 << i / a->top_k);
-    te_block_sync();
-    te__router_count(a, b, chosen, n, a->experts, a->top_k);
-}
-TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
-                  te_router_count_chosen_body(te_args, te_at))
-/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
- * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
-TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
-    TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
-    int warp;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &warp);
-    const int e = b.x * TE_ROUTER_LANES + g.id, chunks = (int)te_ceil_div(a->tokens, TE_ROUTER_CHUNK);
-    const int each = (int)te_ceil_div(chunks, TE_SCAN_WARPS), from = warp * each, to = (int)te_min(chunks, from + each);
-    int32_t sum = 0, before = 0, total = 0;
-    TE_UNROLL_8 for (int c = from; c < to; c++) sum += e < a->experts ? a->before[(int64_t)c * a->experts + e] : 0;
-    warp_sum[warp][g.id] = sum;
-    te_block_sync();
-    for (int w = 0; w < TE_SCAN_WARPS; w++) {
-        before += w < warp ? warp_sum[w][g.id] : 0;
-        total += warp_sum[w][g.id];
-    }
-    if (e >= a->experts) return;
-    if (warp == 0) a->count[e] = total;
-    TE_UNROLL_8 for (int c = from; c < to; c++) {
-        int32_t *at = &a->before[(int64_t)c * a->experts + e], count = *at;
-        *at = before, before += count;
-    }
-}
-TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
-                  te_router_scan_body(te_args, te_at))
-/* Finds the routed rows of each token, and copies the token's row of x to them if `copies`. Memory traffic: reads x,
- * writes the routed rows and 8 bytes for each of them. */
-TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
-                            const te_formats f, const int copies) {
-    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
-    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
-    te__router_starts(start, a, b, o.experts);
-    for (int i = b.y * TE_ROUTER_WARPS + group; i < n; i += b.ny * TE_ROUTER_WARPS) {
-        const int64_t token = first + i;
-        int32_t row[TE_ROUTER_MAX_TOP_K];
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            const int64_t at = token * o.top_k + j;
-            row[j] = start[a->at.expert[at]] + a->rank[at];
-            if (g.id == 0) a->at.row[at] = row[j], a->at.slot[row[j]] = (int32_t)at;
-        }
-        for (int c = g.id * 8; copies && c < width; c += g.count * 8) {
-            const int count = (int)te_min(8, width - c), aligned = width % 8 == 0;
-            float v[8];
-            te_load8(v, a->x, token * width + c, count, aligned, f.in);
-            TE_UNROLL for (int j = 0; j < o.top_k; j++)
-                if (te__is_local(&a->at, token * o.top_k + j))
-                    te_store8(a->y, (int64_t)row[j] * width + c, v, count, aligned, f.out);
-        }
-    }
-}
-/* The gradients of a token's scores, in place of those of its weights. s: its scores (softmax_of_chosen: its
- * logits). */
-TE_FN void te__router_score_gradients(float *d, float *s, const te_router_options o) {
-    float sum = 0, along = 0, max = -INFINITY;
-    if (o.score == TE_SCORE_softmax_of_chosen) {
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, s[j]);
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) s[j] = te_exp(s[j] - max);
-    }
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) d[j] *= o.factor, sum += s[j], along += d[j] * s[j];
-    sum += 1e-20f;
-    /* w = s / sum, so ds = (dw - sum over the chosen of dw w) / sum */
-    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (divides) d[j] = (d[j] - along / sum) / sum;
-    /* s = exp(logit - max), so dlogit = ds s */
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (o.score == TE_SCORE_softmax_of_chosen) d[j] *= s[j];
-}
-/* Computes dlogits from the gradients of the weights, and adds the gradients of the two losses. A warp has a token.
- * Memory traffic: reads the logits, writes dlogits. */
-TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
-    int group, expert[TE_ROUTER_MAX_TOP_K];
-    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    const float *logits = a->at.logits + token * o.experts;
-    const int values = te__router_values(o.experts);
-    float d[TE_ROUTER_MAX_TOP_K], s[TE_ROUTER_MAX_TOP_K], along = 0, balance = 0;
-    te_router_row t;
-    if (token >= a->tokens) return;
-    te__router_load(&t, logits, o.experts, &g);
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-        const int64_t at = token * o.top_k + j;
-        expert[j] = a->at.expert[at], d[j] = te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
-        s[j] = te__router_score(&t, logits[expert[j]], o.score);
-    }
-    te__router_score_gradients(d, s, o);
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-        if (o.score == TE_SCORE_softmax) along += d[j] * s[j];
-        if (o.score == TE_SCORE_sigmoid) d[j] *= s[j] * (1.0f - s[j]); /* s = sigmoid(logit) */
-    }
-    /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
-    const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, the first one adds the losses */
-    const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
-    const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
-    TE_UNROLL for (int v = 0; v < values; v++) {
-        const int e = v * TE_ROUTER_LANES + g.id;
-        if (o.aux_loss != 0 && e < o.experts)
-            balance += share * (float)(a->at.offset[e + 1] - a->at.offset[e]) * te_exp(t.logit[v] - t.max) / t.sum;
-    }
-    if (o.aux_loss != 0) te_lanes_sum(&balance, 1, &g);
-    TE_UNROLL for (int v = 0; v < values; v++) {
-        const int e = v * TE_ROUTER_LANES + g.id;
-        const float p = te_exp(t.logit[v] - t.max) / t.sum;
-        float own = 0, dlogit = 0;
-        if (e >= o.experts) continue;
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) if (expert[j] == e) own = d[j];
-        dlogit = o.score == TE_SCORE_softmax ? p * (own - along) : own; /* p = softmax(logits) */
-        if (o.aux_loss != 0) dlogit += p * (share * (float)(a->at.offset[e + 1] - a->at.offset[e]) - balance);
-        if (o.z_loss != 0) dlogit += z * p;
-        te_store(a->y, token * o.experts + e, dlogit, dtype);
-    }
-}
-/* dx[token] = the sum of the gradients of the token's rows, and of the gradient by way of the logits. Memory traffic:
- * reads the routed rows and `more`, writes dx. */
-TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_options o, const int width,
-                         const te_formats f) {
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
-    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (token >= a->tokens) return;
-    for (int c = g.id * 8; c < width; c += g.count * 8) {
-        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
-        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
-            te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
-        }
-        if (a->more) {
-            te_load8(v, a->more, token * width + c, n, aligned, TE_f32);
-            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
-        }
-        te_store8(a->y, token * width + c, sum, n, aligned, f.in);
-    }
-}
-
+     TE_HAS_OPTION(op, bias), TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op),            \
+     TE__WEIGHS_INPUT(op), (float)(TE_OPTION(op, factor, 1)), (float)(TE_OPTION(op, aux_loss, 0)),                   \
+     (float)(TE_OPTION(op, z_loss, 0)))
 /* ---- the steps of a router --------------------------------------------------------------------------------------- */
 
 typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_args *);
-/* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. */
-typedef struct te_router_kernels { te_router_launch_fn first, second; } te_router_kernels;
+/* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. bias: te_router_bias_sum,
+ * or null. weigh: te_router_weigh_gradient, or null. */
+typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weigh; } te_router_kernels;
 
 #define TE__ROUTER_KERNEL(name, op, body, ...)                                                                       \
     TE_FN void name##_body(const te_router_args *a, te_block b) {                                                    \
@@ -577,17 +198,29 @@ typedef struct te_router_kernels { te_router_launch_fn first, second; } te_route
     TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
                       TE__TOKEN_FORMATS(model, dtype, op), 1)                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_choose_launch, name##_launch};                                     \
+        const te_router_kernels kernels = {name##_choose_launch, name##_launch, 0, 0};                               \
         return te__router_step(r, s, &kernels);                                                                      \
     }
 #define TE_CUSTOM_router_backward(name, model, dtype, op)                                                            \
     TE__ROUTER_KERNEL(name, op, te_router_gradient, TE_##dtype)                                                      \
     TE__ROUTER_KERNEL(name##_sum, op, te_router_sum, (int)TE_WIDTH_IN(model, op),                                    \
                       TE__TOKEN_FORMATS(model, dtype, op))                                                           \
+    TE_IF_HAS(op, bias, TE__ROUTER_BIAS_KERNEL, TE__ROUTER_NO_KERNEL)(name, model, op, dtype)                        \
+    TE_IF_HAS(op, weigh, TE__ROUTER_WEIGH_KERNEL, TE__ROUTER_NO_KERNEL)(name, model, op, dtype)                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_router_kernels kernels = {name##_launch, name##_sum_launch};                                        \
+        const te_router_kernels kernels = {name##_launch, name##_sum_launch,                                         \
+                                           TE_IF_HAS(op, bias, name##_bias_launch, 0),                               \
+                                           TE_IF_HAS(op, weigh, name##_weigh_launch, 0)};                            \
         return te__router_backward(r, s, &kernels);                                                                  \
     }
+
+#define TE__ROUTER_NO_KERNEL(name, model, op, dtype)
+#define TE__ROUTER_BIAS_KERNEL(name, model, op, dtype)        \
+    TE_KERNEL(name##_bias, TE_ROUTER_THREADS, te_router_args, \
+              te_router_bias_sum(te_args, te_at, (int)(TE_ARG2(op, 0)), TE_##dtype))
+#define TE__ROUTER_WEIGH_KERNEL(name, model, op, dtype)                                               \
+    TE__ROUTER_KERNEL(name##_weigh, op, te_router_weigh_gradient, (int)TE_WIDTH_IN(model, op), \
+                      TE__TOKEN_FORMATS(model, dtype, op))
 
 /* ---- the exchange of rows between ranks -------------------------------------------------------------------------- */
 
@@ -654,7 +287,8 @@ TE_API te_status te__router_args_of(te_router_args *a, te_run *r, int i) {
     TE_TRY(te__scratch(r, &memory, ints * sizeof(int32_t)));
     a->rank = (int32_t *)memory, a->before = a->rank + capacity * o.top_k, a->count = a->before + chunks * o.experts;
     a->at = te__routing_of(r, i), a->tokens = a->all_tokens = r->tokens, a->experts = o.experts, a->top_k = o.top_k;
-    a->choice_bias = o.choice_bias ? r->param[i][1].data : 0;
+    a->bias = o.bias ? r->param[i][1].data : 0;
+    a->choice_bias = o.choice_bias ? r->param[i][1 + o.bias].data : 0;
     return TE_OK;
 }
 /* Runs router i. y: the routed rows; if y->data is null they are not stored, and another kernel gathers them. Sets *x
@@ -709,13 +343,21 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
     te_router_args a;
     TE_TRY(te__router_args_of(&a, r, i));
     TE_TRY(te__acquire(r, &dlogits, op->in_rows, o.experts, r->plan->dtype));
-    a.dweight = (float *)r->edge[i].data, a.loss_scale = r->batch ? r->batch->loss_scale : 0;
+    a.dweight = (float *)r->edge[i].data, a.x = r->current.data, a.input = x.data;
+    a.loss_scale = r->batch ? r->batch->loss_scale : 0;
     te_router_args own = a;
     if (exchanges) te__restrict_to_rank(&own, r);
     own.y = dlogits.data;
+    if (o.weighs_input && !r->dry) TE_TRY(kernels->weigh(r->ctx, grid, &a));
     if (exchanges && !r->dry) /* each gradient is 0 on all ranks but that of the expert */
         TE_TRY(te_group_reduce_scatter(r->tensor, own.dweight, a.dweight, own.tokens * o.top_k, TE_f32, r->ctx));
     if (!r->dry) TE_TRY(kernels->first(r->ctx, te__grid_of(te_ceil_div(own.tokens, TE_ROUTER_WARPS), 1), &own));
+    if (kernels->bias) {
+        const int blocks = (int)te_ceil_div(own.tokens, TE_ROUTER_SUM_TOKENS);
+        TE_TRY(te_defer_column_sum(r, &own.dbias, &p[1], o.experts, blocks,
+                                   (int)te_ceil_div(te__capacity_rows(r), TE_ROUTER_SUM_TOKENS)));
+        if (!r->dry && te_is_trained(&p[1])) TE_TRY(kernels->bias(r->ctx, te__grid_of(blocks, 1), &own));
+    }
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     if (exchanges && !r->dry) /* this rank's rows of those that it has received */
         x.data = (char *)x.data +
@@ -734,8 +376,9 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
         r->dry = dry;
         TE_TRY(status);
     }
-    if (o.choice_bias && !r->dry && te_is_trained(&p[1]) && !te__accumulates(r, &p[1]))
-        TE_TRY(te_fill(r->ctx, p[1].grad, 0, (size_t)o.experts * sizeof(float)));
+    const te_param *choice_bias = &p[1 + o.bias];
+    if (o.choice_bias && !r->dry && te_is_trained(choice_bias) && !te__accumulates(r, choice_bias))
+        TE_TRY(te_fill(r->ctx, choice_bias->grad, 0, (size_t)o.experts * sizeof(float)));
     if (needs_dx) {
         TE_TRY(te__gradient(&dx, r, s, i));
         TE_TRY(te__acquire(r, &more, op->in_rows, op->in, TE_f32));

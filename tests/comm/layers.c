@@ -71,7 +71,7 @@ static int expert_file(te_packed *parts) {
     for (int i = 0; i < 3 * EXPERTS; i++) {
         snprintf(name[i], sizeof name[i], "expert%d.%d", i / 3, i % 3);
         parts[i].name = name[i], parts[i].op = i % 3 == 2 ? "b_fc2" : "b_fc1", parts[i].field = "weight";
-        parts[i].rows = i % 3 == 2 ? HIDDEN : FFN, parts[i].transposed = 0;
+        parts[i].rows = i % 3 == 2 ? HIDDEN : FFN, parts[i].form = 0;
     }
     return 3 * EXPERTS;
 }

@@ -1,0 +1,466 @@
+/* router_kernels.h -- what a router decides (te_routing), and its kernels: the choice of each token's experts, the
+ * order of the routed rows, and the gradients. The op and its steps are in router.h.
+ */
+#ifndef TE_ROUTER_KERNELS_H
+#define TE_ROUTER_KERNELS_H
+
+#include "../../core/math.h"         /* te_exp, te_sigmoid */
+#include "../../core/tensor.h"       /* te_load8, te_store8 */
+#include "../../plan/impl/storage.h" /* te_run, te_plan */
+#include "../elementwise.h"         /* te_formats */
+
+typedef enum te_router_score { TE_SCORE_softmax, TE_SCORE_sigmoid, TE_SCORE_softmax_of_chosen } te_router_score;
+enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GROUPS = 32 };
+typedef struct te_router_options {
+    int experts, top_k, score, renormalise, bias, choice_bias, groups, groups_kept, weighs_input;
+    float factor, aux_loss, z_loss;
+} te_router_options;
+
+/* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
+
+/* What a router has decided. Backward, the expert_linear and the combine read it. In training it lies in te_saved, as
+ * the statistics of the router; in inference in the workspace, from the router to its combine. */
+typedef struct te_routing {
+    float *logits;    /* [tokens, experts], with the bias; of a router that exchanges rows: of this rank's tokens */
+    float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
+    int32_t *expert;  /* [tokens, top_k] */
+    int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
+    int32_t *slot;    /* [tokens * top_k]: the inverse of `row`: for each routed row, token * top_k + the place of its
+                       * expert among those that the token has chosen */
+    int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
+    int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
+    int is_part;      /* 1: these are not all experts */
+    int weighs_input; /* 1: the weights multiply the inputs of the experts; 0: their outputs */
+} te_routing;
+/* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more.
+ * logits: for each token. */
+#define TE__ROUTING_FLOATS(experts, logits, top_k) \
+    (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
+TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, te_router_options o) {
+    const int64_t rows = tokens * o.top_k;
+    te_routing t;
+    t.logits = (float *)memory, t.weight = t.logits + logits;
+    t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
+    t.slot = t.row + rows, t.offset = t.slot + rows;
+    t.first = 0, t.count = o.experts, t.is_part = 0, t.weighs_input = o.weighs_input;
+    return t;
+}
+/* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
+TE_FN int te__is_local(const te_routing *t, int64_t at) {
+    return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
+}
+/* By what the input and the output of the expert of a token's routed row are multiplied. at: as above. */
+TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
+TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
+/* Whether this rank has the expert of routed row `row`. */
+TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
+    return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
+}
+/* The router from which the rows of op i come, by the way that they take through the list. */
+TE_API int te__router_of(const te_plan *p, int i) {
+    for (i--; i >= 0 && !te__is_router(p, i);) i = p->op[i].flags & TE_IS_LOAD ? p->op[i].edge : i - 1;
+    return i;
+}
+TE_API te_router_options te__router_options_of(const te_plan *p, int router) {
+    return *(const te_router_options *)p->op[router].options;
+}
+TE_API te_routing te__routing_of(const te_run *r, int router) {
+    void *memory = r->pass == TE_INFER ? r->edge[router].data : (void *)r->stats[router];
+    const te_router_options o = te__router_options_of(r->plan, router);
+    const int ranks = r->plan->op[router].ranks;
+    te_routing t = te__routing_at(memory, r->tokens, te__rows_in(r, r->plan->op[router].in_rows) * o.experts, o);
+    if (ranks > 1) t.is_part = 1, t.count /= ranks, t.first = r->tensor->rank % ranks * t.count;
+    return t;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    TE_ROUTER_LANES = TE_CUDA ? 32 : 1,
+    TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
+    TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
+    TE_ROUTER_CHUNK = 64, /* tokens for which a block of te_router_choose chooses: one bit for each in a word */
+    TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* experts of a lane, at most */
+    TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* blocks of te_router_gather that copy the rows of one chunk */
+    TE_SCAN_WARPS = TE_CUDA ? 32 : 1,
+    TE_ROUTER_SUM_TOKENS = 64 /* tokens of which a block of te_router_bias_sum adds up the gradients */
+};
+typedef struct te_router_args {
+    te_routing at;
+    const void *bias, *choice_bias; /* [experts] */
+    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of its chunk have chosen the same expert */
+    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan
+                      * how many of all earlier chunks have */
+    int32_t *count;  /* [experts]: how many rows each expert has */
+    const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
+    void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
+    const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
+    const void *input;    /* te_router_weigh_gradient: the router's input, [tokens, hidden] */
+    float *dweight;       /* the gradients of the weights, [tokens, top_k] */
+    float *dbias;         /* te_router_bias_sum: the sums of dlogits over the tokens of each block, [blocks, experts] */
+    int64_t tokens;     /* for which the kernel computes */
+    int64_t all_tokens; /* those of all ranks, if the router exchanges rows; else `tokens` */
+    int experts, top_k;
+    float loss_scale;
+} te_router_args;
+
+/* The number of experts of a lane. */
+TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
+/* A score as an integer of the same order. NaN counts as -infinity; 0 is less than all scores. */
+TE_FN uint32_t te__router_key(float score) {
+    const uint32_t bits = te_bits_of_float(score == score ? score + 0.0f : -INFINITY);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+TE_FN float te__router_of_key(uint32_t key) { return te_float_of_bits(key >> 31 ? key & 0x7fffffffu : ~key); }
+/* The expert with the largest of a token's keys; if there are several, the one with the lowest number. Lane i has the
+ * keys of the experts i, i + the number of lanes, .. */
+TE_FN int te__router_best(const uint32_t *key, int values, te_lanes g) {
+    uint32_t best = 0;
+    int at = 0;
+    TE_UNROLL for (int v = 0; v < values; v++) if (key[v] > best) best = key[v], at = v;
+    const uint32_t top = te_warp_max_u32(best), here = ~(uint32_t)(at * TE_ROUTER_LANES + g.id);
+    return (int)~te_warp_max_u32(best == top ? here : 0u);
+}
+/* Sets the keys of all experts to 0 that do not belong to one of the groups_kept best groups. */
+TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_lanes g) {
+    const int size = o.experts / o.groups, values = te__router_values(o.experts);
+    uint32_t sum[TE_ROUTER_MAX_GROUPS], kept = 0;
+    TE_UNROLL for (int i = 0; i < o.groups; i++) {
+        uint32_t first = 0, second = 0;
+        TE_UNROLL for (int v = 0; v < values; v++) {
+            const uint32_t k = (v * TE_ROUTER_LANES + g.id) / size == i ? key[v] : 0u;
+            second = k > first ? first : k > second ? k : second;
+            first = k > first ? k : first;
+        }
+        const uint32_t top = te_warp_max_u32(first), owner = ~te_warp_max_u32(first == top ? ~(uint32_t)g.id : 0u);
+        const uint32_t next = te_warp_max_u32((uint32_t)g.id == owner ? second : first);
+        sum[i] = te__router_key(te__router_of_key(top) + (size > 1 ? te__router_of_key(next) : 0.0f));
+    }
+    TE_UNROLL for (int n = 0; n < o.groups_kept; n++) {
+        uint32_t best = 0;
+        int at = 0;
+        TE_UNROLL for (int i = 0; i < o.groups; i++) if (sum[i] > best) best = sum[i], at = i;
+        kept |= 1u << at;
+        TE_UNROLL for (int i = 0; i < o.groups; i++) if (i == at) sum[i] = 0;
+    }
+    TE_UNROLL for (int v = 0; v < values; v++)
+        if (!(kept >> (v * TE_ROUTER_LANES + g.id) / size % 32 & 1)) key[v] = 0;
+}
+/* The logits of a token: those of this lane's experts, and what a softmax over all of them needs. */
+typedef struct te_router_row {
+    float logit[TE_ROUTER_VALUES];
+    float max, sum, nan; /* sum: of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
+} te_router_row;
+TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, te_lanes *g) {
+    const int values = te__router_values(experts);
+    t->max = -INFINITY, t->sum = 0, t->nan = 0;
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g->id;
+        t->logit[v] = e < experts ? logits[e] : -INFINITY;
+        if (t->logit[v] != t->logit[v]) t->nan = 1;
+        else t->max = fmaxf(t->max, t->logit[v]);
+    }
+    te_lanes_max(&t->max, g), te_lanes_max(&t->nan, g);
+    TE_UNROLL for (int v = 0; v < values; v++)
+        if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
+    te_lanes_sum(&t->sum, 1, g);
+}
+/* The score of an expert. For softmax_of_chosen it is the logit. */
+TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
+    if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
+    return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
+}
+/* Replaces the scores of the chosen experts by their weights. */
+TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
+    float max = -INFINITY, sum = 0;
+    if (o.score == TE_SCORE_softmax_of_chosen) {
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, w[j]);
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = te_exp(w[j] - max);
+    }
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) sum += w[j];
+    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
+    const float scale = divides ? o.factor / (sum + 1e-20f) : o.factor;
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = nan > 0 ? NAN : w[j] * scale;
+}
+/* Chooses the experts of one token. Lane 0 sets bit `bit` of the words of these experts in `chosen`. */
+TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t *chosen, int bit,
+                                const te_router_options o, te_dtype dtype, te_lanes g) {
+    float *logits = a->at.logits + token * o.experts;
+    const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
+    te_router_row t;
+    uint32_t key[TE_ROUTER_VALUES];
+    float w[TE_ROUTER_MAX_TOP_K];
+    for (int e = g.id; o.bias && e < o.experts; e += TE_ROUTER_LANES) logits[e] += te_load(a->bias, e, dtype);
+    if (o.bias) te_warp_sync(); /* below, each lane reads the logits of all chosen experts */
+    te__router_load(&t, logits, o.experts, &g);
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g.id;
+        float c = by_score ? te__router_score(&t, t.logit[v], o.score) : t.logit[v];
+        if (o.choice_bias && e < o.experts) c += te_load(a->choice_bias, e, dtype);
+        key[v] = e < o.experts ? te__router_key(c) : 0u;
+    }
+    if (o.groups > 1) te__router_keep_groups(key, o, g);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        const int e = te__router_best(key, values, g);
+        TE_UNROLL for (int v = 0; v < values; v++) if (v * TE_ROUTER_LANES + g.id == e) key[v] = 0;
+        w[j] = te__router_score(&t, logits[e], o.score);
+        if (g.id == 0) a->at.expert[token * o.top_k + j] = e, te_shared_or_u64(&chosen[e], (uint64_t)1 << bit);
+    }
+    te__router_weigh(w, o, t.nan);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (g.id == 0) a->at.weight[token * o.top_k + j] = w[j];
+}
+/* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
+ * also stores the offsets of all experts. */
+TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts) {
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int each = (experts + TE_ROUTER_THREADS - 1) / TE_ROUTER_THREADS, from = all.id * each;
+    const int to = (int)te_min(experts, from + each);
+    uint64_t mine = 0, total;
+    for (int e = from; e < to; e++) mine += (uint64_t)a->count[e];
+    int32_t offset = (int32_t)te_lanes_scan_u64(&total, mine, &all);
+    for (int e = from; e < to; e++) {
+        start[e] = offset + a->before[(int64_t)b.x * experts + e];
+        if (b.x == 0 && b.y == 0) a->at.offset[e] = offset;
+        offset += a->count[e];
+    }
+    if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
+    te_block_sync();
+}
+/* Counts the tokens of each expert in a chunk of n tokens, and finds the places of its rows. chosen: for each expert,
+ * one bit for each token of the chunk. */
+TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t *chosen, int n, const int experts,
+                            const int top_k) {
+    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    for (int i = all.id; i < n * top_k; i += all.count) {
+        const int64_t at = first * top_k + i;
+        const uint64_t earlier = ((uint64_t)1 << i / top_k) - 1;
+        a->rank[at] = te_popcount_u64(chosen[a->at.expert[at]] & earlier);
+    }
+    for (int e = all.id; e < experts; e += all.count) {
+        const int count = te_popcount_u64(chosen[e]);
+        a->before[(int64_t)b.x * experts + e] = b.nx == 1 ? 0 : count;
+        if (b.nx == 1) a->count[e] = count;
+    }
+    if (b.nx > 1) return;
+    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
+    te__router_starts(start, a, b, experts);
+    for (int i = all.id; i < n * top_k; i += all.count) {
+        const int row = start[a->at.expert[i]] + a->rank[i];
+        a->at.row[i] = row, a->at.slot[row] = i;
+    }
+}
+/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
+ * logits, writes 12 bytes for each routed row. exchanges: 1: these are the tokens of one rank, so it does not count. */
+TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
+                            const int exchanges) {
+    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
+    int group, none;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
+    for (int e = all.id; e < o.experts; e += all.count) chosen[e] = 0;
+    te_block_sync();
+    for (int i = group; i < n; i += TE_ROUTER_WARPS) te__router_choose_of(a, first + i, chosen, i, o, dtype, g);
+    te_block_sync();
+    if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k);
+}
+/* Counts the tokens of each expert in TE_ROUTER_CHUNK tokens, whose experts all ranks have chosen. */
+TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
+    TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
+    for (int e = all.id; e < a->experts; e += all.count) chosen[e] = 0;
+    te_block_sync();
+    for (int i = all.id; i < n * a->top_k; i += all.count)
+        te_shared_or_u64(&chosen[a->at.expert[first * a->top_k + i]], (uint64_t)1 << i / a->top_k);
+    te_block_sync();
+    te__router_count(a, b, chosen, n, a->experts, a->top_k);
+}
+TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
+                  te_router_count_chosen_body(te_args, te_at))
+/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
+ * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
+TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
+    TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
+    int warp;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &warp);
+    const int e = b.x * TE_ROUTER_LANES + g.id, chunks = (int)te_ceil_div(a->tokens, TE_ROUTER_CHUNK);
+    const int each = (int)te_ceil_div(chunks, TE_SCAN_WARPS), from = warp * each, to = (int)te_min(chunks, from + each);
+    int32_t sum = 0, before = 0, total = 0;
+    TE_UNROLL_8 for (int c = from; c < to; c++) sum += e < a->experts ? a->before[(int64_t)c * a->experts + e] : 0;
+    warp_sum[warp][g.id] = sum;
+    te_block_sync();
+    for (int w = 0; w < TE_SCAN_WARPS; w++) {
+        before += w < warp ? warp_sum[w][g.id] : 0;
+        total += warp_sum[w][g.id];
+    }
+    if (e >= a->experts) return;
+    if (warp == 0) a->count[e] = total;
+    TE_UNROLL_8 for (int c = from; c < to; c++) {
+        int32_t *at = &a->before[(int64_t)c * a->experts + e], count = *at;
+        *at = before, before += count;
+    }
+}
+TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
+                  te_router_scan_body(te_args, te_at))
+/* Finds the routed rows of each token, and copies the token's row of x to them if `copies`. Memory traffic: reads x,
+ * writes the routed rows and 8 bytes for each of them. */
+TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
+                            const te_formats f, const int copies) {
+    TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
+    const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
+    te__router_starts(start, a, b, o.experts);
+    for (int i = b.y * TE_ROUTER_WARPS + group; i < n; i += b.ny * TE_ROUTER_WARPS) {
+        const int64_t token = first + i;
+        int32_t row[TE_ROUTER_MAX_TOP_K];
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            const int64_t at = token * o.top_k + j;
+            row[j] = start[a->at.expert[at]] + a->rank[at];
+            if (g.id == 0) a->at.row[at] = row[j], a->at.slot[row[j]] = (int32_t)at;
+        }
+        for (int c = g.id * 8; copies && c < width; c += g.count * 8) {
+            const int count = (int)te_min(8, width - c), aligned = width % 8 == 0;
+            float v[8];
+            te_load8(v, a->x, token * width + c, count, aligned, f.in);
+            TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+                float weighed[8];
+                if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+                const float w = te__input_weight(&a->at, token * o.top_k + j);
+                TE_UNROLL for (int k = 0; k < 8; k++) weighed[k] = w * v[k];
+                te_store8(a->y, (int64_t)row[j] * width + c, o.weighs_input ? weighed : v, count, aligned, f.out);
+            }
+        }
+    }
+}
+/* The gradients of a token's scores, in place of those of its weights. s: its scores (softmax_of_chosen: its
+ * logits). */
+TE_FN void te__router_score_gradients(float *d, float *s, const te_router_options o) {
+    float sum = 0, along = 0, max = -INFINITY;
+    if (o.score == TE_SCORE_softmax_of_chosen) {
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, s[j]);
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) s[j] = te_exp(s[j] - max);
+    }
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) d[j] *= o.factor, sum += s[j], along += d[j] * s[j];
+    sum += 1e-20f;
+    /* w = s / sum, so ds = (dw - sum over the chosen of dw w) / sum */
+    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (divides) d[j] = (d[j] - along / sum) / sum;
+    /* s = exp(logit - max), so dlogit = ds s */
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (o.score == TE_SCORE_softmax_of_chosen) d[j] *= s[j];
+}
+/* Computes dlogits from the gradients of the weights, and adds the gradients of the two losses. A warp has a token.
+ * Memory traffic: reads the logits, writes dlogits. */
+TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
+    int group, expert[TE_ROUTER_MAX_TOP_K];
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    const float *logits = a->at.logits + token * o.experts;
+    const int values = te__router_values(o.experts);
+    float d[TE_ROUTER_MAX_TOP_K], s[TE_ROUTER_MAX_TOP_K], along = 0, balance = 0;
+    te_router_row t;
+    if (token >= a->tokens) return;
+    te__router_load(&t, logits, o.experts, &g);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        const int64_t at = token * o.top_k + j;
+        expert[j] = a->at.expert[at], d[j] = te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
+        s[j] = te__router_score(&t, logits[expert[j]], o.score);
+    }
+    te__router_score_gradients(d, s, o);
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        if (o.score == TE_SCORE_softmax) along += d[j] * s[j];
+        if (o.score == TE_SCORE_sigmoid) d[j] *= s[j] * (1.0f - s[j]); /* s = sigmoid(logit) */
+    }
+    /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
+    const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, the first one adds the losses */
+    const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
+    const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g.id;
+        if (o.aux_loss != 0 && e < o.experts)
+            balance += share * (float)(a->at.offset[e + 1] - a->at.offset[e]) * te_exp(t.logit[v] - t.max) / t.sum;
+    }
+    if (o.aux_loss != 0) te_lanes_sum(&balance, 1, &g);
+    TE_UNROLL for (int v = 0; v < values; v++) {
+        const int e = v * TE_ROUTER_LANES + g.id;
+        const float p = te_exp(t.logit[v] - t.max) / t.sum;
+        float own = 0, dlogit = 0;
+        if (e >= o.experts) continue;
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) if (expert[j] == e) own = d[j];
+        dlogit = o.score == TE_SCORE_softmax ? p * (own - along) : own; /* p = softmax(logits) */
+        if (o.aux_loss != 0) dlogit += p * (share * (float)(a->at.offset[e + 1] - a->at.offset[e]) - balance);
+        if (o.z_loss != 0) dlogit += z * p;
+        te_store(a->y, token * o.experts + e, dlogit, dtype);
+    }
+}
+/* With (weigh, input) a routed row is w x, so dw = the sum over the columns of its gradient times x. A warp has a
+ * token. Memory traffic: reads x and the gradient of the routed rows. */
+TE_FN void te_router_weigh_gradient(const te_router_args *a, te_block b, const te_router_options o, const int width,
+                                    const te_formats f) {
+    int group;
+    te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    float sum[TE_ROUTER_MAX_TOP_K];
+    if (token >= a->tokens) return;
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) sum[j] = 0;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float x[8], v[8];
+        te_load8(x, a->input, token * width + c, n, aligned, f.in);
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
+            TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
+        }
+    }
+    TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+        te_lanes_sum(&sum[j], 1, &g);
+        if (g.id == 0) a->dweight[token * o.top_k + j] = sum[j];
+    }
+}
+/* dlogit is the gradient of the bias, too, so it is summed over the tokens. Memory traffic: reads dlogits. */
+TE_FN void te_router_bias_sum(const te_router_args *a, te_block b, const int experts, te_dtype dtype) {
+    int none;
+    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int64_t first = (int64_t)b.x * TE_ROUTER_SUM_TOKENS;
+    const int n = (int)te_min(TE_ROUTER_SUM_TOKENS, a->tokens - first);
+    for (int e = all.id; e < experts; e += all.count) {
+        float sum = 0;
+        TE_UNROLL_8 for (int i = 0; i < n; i++) sum += te_load(a->y, (first + i) * experts + e, dtype);
+        a->dbias[(int64_t)b.x * experts + e] = sum;
+    }
+}
+/* dx[token] = the sum of the gradients of the token's rows, and of the gradient by way of the logits. Memory traffic:
+ * reads the routed rows and `more`, writes dx. */
+TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_options o, const int width,
+                         const te_formats f) {
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t token = (int64_t)b.x * TE_ROUTER_WARPS + group;
+    if (token >= a->tokens) return;
+    for (int c = g.id * 8; c < width; c += g.count * 8) {
+        const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
+        float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        TE_UNROLL for (int j = 0; j < o.top_k; j++) {
+            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
+            const float w = te__input_weight(&a->at, token * o.top_k + j);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += o.weighs_input ? w * v[i] : v[i];
+        }
+        if (a->more) {
+            te_load8(v, a->more, token * width + c, n, aligned, TE_f32);
+            TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i];
+        }
+        te_store8(a->y, token * width + c, sum, n, aligned, f.in);
+    }
+}
+
+#endif
