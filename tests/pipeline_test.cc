@@ -2,7 +2,7 @@
 // The test carries out the slots of all stages, with the messages that they name, and knows nothing of how the schedule is made.
 #include "te/comm/pipeline.h"
 
-#include <catch.hpp>
+#include <catch2/catch.hpp>
 #include <map>
 #include <vector>
 

@@ -17,13 +17,14 @@
 #define FAMILIES_H
 
 #include MODEL_CONFIG           /* MODEL_FAMILY, MODEL_HIDDEN, .. */
-#include "part.h"               /* END */
 #include "te/infer.h"           /* TE_INFERENCE */
 #include "te/io/gguf_weights.h" /* te_gguf_bind */
 #include "te/io/packed.h"       /* te_packed */
 #if MODEL_EXPERTS
 #include "te/moe.h" /* router, expert_linear, combine */
 #endif
+
+#include "part.h" /* END; behind the library, whose functions have variables with the name of this type */
 
 /* The dtype of weights, keys and values; the residual stream and the logits are f32. */
 #ifndef MODEL_DTYPE

@@ -135,7 +135,7 @@ static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
 }
 #endif
 /* In the first layers of some models, an MLP is in place of the experts. */
-static int is_dense(const part *p) { return MODEL_HAS_dense && p->plan == block_plans[3](); }
+static inline int is_dense(const part *p) { return MODEL_HAS_dense && p->plan == block_plans[3](); }
 static te_status load_block(part *p, int layer, te_context *ctx) {
     char name[MAX_NAME], prefix[2 * MAX_NAME];
     snprintf(name, sizeof name, layer_prefix, layer);
