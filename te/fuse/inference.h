@@ -61,7 +61,7 @@
 #define TE__DECLARE_inference(widths, link, name)                                                                      \
     static_assert((int)name##_weights == (int)name##_dtype,                                                            \
                   "te: " #name ": (weights, f32) is of a list that trains; te_fp8_weights_load takes any format");     \
-    static_assert((int)name##_block_weights == (int)TE_BLOCK_none || TE__HAS_QUANTIZED_OPS,                            \
+    static_assert((int)name##_weight_format == (int)TE_BLOCK_none || TE__HAS_QUANTIZED_OPS,                            \
                   "te: " #name ": weights in few bits need te/infer.h; te/te.h leaves their kernels out");             \
     link te_status name##_bind(name *m, void *params, te_context *ctx);                                                \
     TE__NOT_IN_INFERENCE(name, te_status, name##_forward)                                                              \

@@ -158,7 +158,7 @@
     TE__IF_RECIPE(of, TE__RECIPE_FACT, TE_NOTHING)(name, TE_LINKS(name, __VA_ARGS__))                                \
     TE__DEFINE_LIST(TE__TRAINING_OF_##passes, TE__PRODUCT_OF_##passes(dtype),                                        \
                 TE__IF_RECIPE(of, TE__FP8_OPS_OF, TE__NO_FP8_OPS)(name),                                             \
-                TE__QUANTIZED_OPS_OF(dtype, (int)name##_block_weights != (int)TE_BLOCK_none), link, name,             \
+                TE__QUANTIZED_OPS_OF(dtype, (int)name##_weight_format != (int)TE_BLOCK_none), link, name,             \
                 dtype, TE_UNWRAP(marks), TE_LINKS(name, __VA_ARGS__),                                                \
                 TE__STEPS_OF_##passes(fwd, (TE__IF_FP8_KERNELS(of, TE__TRAINED_##widths(of), widths), name, dtype,   \
                         forward, forward), TE_UNWRAP(cut)),                                                          \

@@ -41,7 +41,7 @@
 #define TE_LAYOUT_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_sum : (int)TE_LAYOUT_replicated)
 #define TE_ROWS_embedding(op, in) (TE_HAS_OPTION(op, ranks) ? (int)TE_ROWS_tokens : (int)(in))
 #define TE_TAKES_embedding_weights TE_TOKEN
-#define TE_BLOCK_WEIGHTS_embedding(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_block_weights))
+#define TE_BLOCK_WEIGHTS_embedding(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_TAKES_embedding_ranks TE_INTEGER
 #define TE_TAKES_embedding_padding_idx TE_INTEGER
 #define TE_SAME_padding_idx_padding_idx ,

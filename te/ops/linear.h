@@ -51,7 +51,7 @@
 #define TE_TAKES_linear_shard TE_TOKEN
 #define TE_TAKES_linear_parts TE_INTEGER
 #define TE_TAKES_linear_first_part TE_INTEGER
-#define TE_BLOCK_WEIGHTS_linear(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_block_weights))
+#define TE_BLOCK_WEIGHTS_linear(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_RECIPE_linear(model, op) ((int)TE_RECIPE_OPTION(op, (int)model##_recipe))
 #define TE_PARTS_linear(op) (TE_OPTION(op, parts, 1))
 #define TE_FIRST_PART_linear(op) (TE_OPTION(op, first_part, 1))

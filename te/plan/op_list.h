@@ -348,7 +348,7 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 /* Check the option (weights, ..) of an op. */
 #define TE_CHECK_WEIGHTS(model, op)                                                                                   \
     static_assert(!TE_HAS_OPTION(op, weights) ||                                                                      \
-                      ((int)model##_block_weights != (int)TE_BLOCK_none &&                                            \
+                      ((int)model##_weight_format != (int)TE_BLOCK_none &&                                            \
                        (TE_IN_BLOCKS(TE_WEIGHTS_OPTION(op, TE_BLOCK_none)) ||                                         \
                         (int)TE_WEIGHTS_OPTION(op, TE_BLOCK_none) == (int)TE_BLOCK_none)),                            \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                          \

@@ -111,7 +111,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
         name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                       \
         name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                              \
         name##_weights_option = (int)TE_WEIGHTS_OPTION(of, (int)TE_BLOCK_none),                                     \
-        name##_block_weights = TE_IN_BLOCKS(name##_weights_option) ? (int)name##_weights_option : (int)TE_BLOCK_none, \
+        name##_weight_format = TE_IN_BLOCKS(name##_weights_option) ? (int)name##_weights_option : (int)TE_BLOCK_none, \
         name##_weights = (int)name##_weights_option == (int)TE_BLOCK_f32    ? (int)TE_f32                           \
                          : (int)name##_weights_option == (int)TE_BLOCK_f16  ? (int)TE_f16                           \
                          : (int)name##_weights_option == (int)TE_BLOCK_bf16 ? (int)TE_bf16 : (int)name##_dtype,     \
@@ -136,7 +136,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");   \
     static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),              \
                   "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");           \
-    static_assert((int)name##_block_weights == (int)TE_BLOCK_none || !(int)name##_names_recipe,                     \
+    static_assert((int)name##_weight_format == (int)TE_BLOCK_none || !(int)name##_names_recipe,                     \
                   "te: " #name ": weights in few bits are of a list without a recipe");                             \
     static_assert((int)name##_weights == (int)name##_dtype ||                                                       \
                       ((int)name##_weights == (int)TE_f32 && (int)name##_names_recipe &&                            \
@@ -165,7 +165,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
     link te_status name##_infer(te_tensor y, te_tensor x, const name *m, const te_batch *b, te_context *ctx);      \
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name));
 #define TE__DECLARE_training(widths, link, name)                                                                   \
-    static_assert((int)name##_block_weights == (int)TE_BLOCK_none,                                                 \
+    static_assert((int)name##_weight_format == (int)TE_BLOCK_none,                                                 \
                   "te: " #name ": weights in few bits are of a list for inference, TE_INFERENCE");                 \
     typedef te_saved name##_saved;                                                                                 \
     link size_t name##_grad_bytes(TE__ALONE_##widths(name));                                                       \
