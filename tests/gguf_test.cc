@@ -485,7 +485,7 @@ TEST_CASE("tensors that do not fit the parameters are refused by name, and nothi
     fresh(), table[2].rows = 100;
     refuse(weights_file(), table, PARTS, TE_ERROR_SHAPE, "k.weight has 100 rows, of qkv.weight 64 are left");
     fresh(), table[1].form = TE_PACKED_TRANSPOSED;
-    refuse(weights_file(), table, PARTS, TE_ERROR_VALUE, "q.weight: is transposed in the table");
+    refuse(weights_file(), table, PARTS, TE_ERROR_VALUE, "q.weight: has the form 1 in the table");
     fresh(), table[1].op = "none";
     refuse(weights_file(), table, PARTS, TE_ERROR_VALUE, "has no parameter none.weight");
     Gguf g;

@@ -177,6 +177,7 @@ inline void recipe_calls(table &t) {
     const auto forward = [](cs &s, const fp8_list *m) {
         te_batch batch;
         te_saved saved;
+        NEED(te_context_reserve(s.ctx, 1 << 20), s.ctx);
         memset(&batch, 0, sizeof batch), memset(&saved, 0, sizeof saved);
         batch.batch = 1, batch.seq = 8, saved.memory = s.free_memory, saved.bytes = fp8_list_saved_bytes(8);
         return fp8_list_forward(te_matrix(s.b, TE_bf16, 8, 64), &saved, te_matrix(s.a, TE_bf16, 8, 64), m, &batch, s.ctx);
