@@ -182,21 +182,6 @@ inline void recipe_calls(table &t) {
         batch.batch = 1, batch.seq = 8, saved.memory = s.free_memory, saved.bytes = fp8_list_saved_bytes(8);
         return fp8_list_forward(te_matrix(s.b, TE_bf16, 8, 64), &saved, te_matrix(s.a, TE_bf16, 8, 64), m, &batch, s.ctx);
     };
-    // not by refuse(): the workspace that these passes need is written in any case
-    const auto says = [](const cs &s, te_status status, const char *text) {
-        return status == TE_ERROR_MEMORY && std::string(te_last_error(s.ctx)).find(text) != std::string::npos;
-    };
-    fine<cs>(t, "forward under a recipe: te_recipes_init is missing", [=](cs &s) {
-        static fp8_list fresh;
-        NEED(fp8_list_bind(&fresh, (void *)(uintptr_t)s.h.model.params, nullptr, s.ctx), s.ctx);
-        return says(s, forward(s, &fresh), "call te_recipes_init first");
-    });
-    fine<cs>(t, "forward under a recipe: FP8 is off", [=](cs &s) {
-        NEED(te_recipes_switch(&s.recipes, 0, s.ctx), s.ctx);
-        const bool is_right = says(s, forward(s, &s.h), "te_plan_saved_bytes_without_recipe");
-        NEED(te_recipes_switch(&s.recipes, 1, s.ctx), s.ctx);
-        return is_right;
-    });
     fine<cs>(t, "forward under a recipe: saved_bytes says how much", [=](cs &s) { return forward(s, &s.h) == TE_OK; });
     refuse<cs>(t, "te_recipes_init: no struct", TE_ERROR_NULL, "struct", [](cs &s) { return te_recipes_init(nullptr, s.free_memory, s.free_bytes, s.fp8_models, 1, &s.recipes_config, s.ctx); });
     refuse<cs>(t, "te_recipes_init: no config", TE_ERROR_NULL, "config", [](cs &s) { return te_recipes_init(&r, s.free_memory, s.free_bytes, s.fp8_models, 1, nullptr, s.ctx); });
