@@ -390,7 +390,7 @@ TEST_CASE("a tensor of all experts is loaded: transposed, with gate and up in tu
     };
     refuse({"up", "b0_fc1", "weight", 0, 8}, "8 is no sum of te_packed_form");
     refuse({"up", "b0_fc1", "weight", 0, TE_PACKED_INTERLEAVED}, "INTERLEAVED without EXPERTS");
-    refuse({"up", "b0_fc1", "weight", 64, TE_PACKED_EXPERTS}, "the table gives a number of rows");
+    refuse({"up", "b0_fc1", "weight", 64, TE_PACKED_EXPERTS}, "the table states a number of rows");
     refuse({"up", "b0_qkv", "weight", 0, TE_PACKED_EXPERTS}, "b0_qkv.weight is no parameter of experts");
     refuse({"up", "b0_router", "weight", 0, TE_PACKED_EXPERTS}, "b0_router.weight is no parameter of experts");
     refuse({"up", "b0_fc1_bias", "bias", 0, TE_PACKED_EXPERTS | TE_PACKED_TRANSPOSED}, "a bias is not transposed");

@@ -29,6 +29,17 @@ struct views {
     ~views() { te_packed_free(&l); }
 };
 
+// The views are those of all parameters of m, and are loaded from the file.
+void load(const views &v, const hand_model &m, const char *file, te_context *t) {
+    CHECK(te_packed_covers(&v.l, &m.model, t) == TE_OK);
+    te_safetensors f;
+    REQUIRE(te_safetensors_open(&f, file, t) == TE_OK);
+    const te_status loaded = te_safetensors_load(&f, v.l.tensor, v.l.count, 1, t);
+    INFO(te_last_error(t));
+    REQUIRE(loaded == TE_OK);
+    te_safetensors_close(&f);
+    m.check_gaps();
+}
 std::vector<float> file_floats(te_context *ctx, const char *file, const char *name) {
     te_safetensors f;
     REQUIRE(te_safetensors_open(&f, file, ctx) == TE_OK);
@@ -73,14 +84,7 @@ TEST_CASE("separate tensors are loaded into one parameter, and saved as separate
             hand_model m(t, "block", dtype, block_params(), false);
             views v;
             REQUIRE(te_packed_add(&v.l, &m.model, parts, part_count, "layers.3.", t) == TE_OK);
-            CHECK(te_packed_covers(&v.l, &m.model, t) == TE_OK);
-            te_safetensors f;
-            REQUIRE(te_safetensors_open(&f, first, t) == TE_OK);
-            const te_status loaded = te_safetensors_load(&f, v.l.tensor, v.l.count, 1, t);
-            INFO(te_last_error(t));
-            REQUIRE(loaded == TE_OK);
-            te_safetensors_close(&f);
-            m.check_gaps();
+            load(v, m, first, t);
             const auto is = [&](float x) { return te_round_to(x, dtype); };
             const std::vector<float> qkv = m.data(1), bias = m.data(2), fc1 = m.data(3), fc2 = m.data(4), out = m.data(5);
             for (size_t r = 0; r < 14; r++)
@@ -155,14 +159,7 @@ TEST_CASE("a tensor that stores q, k and v head by head is loaded into a paramet
         views v;
         const te_packed_heads tensors[] = {{"query_key_value.weight", "qkv", "weight", heads, kv}, {"query_key_value.bias", "qkv_b", "bias", heads, kv}};
         REQUIRE(te_packed_add_heads(&v.l, &m.model, tensors, 2, "h.", t) == TE_OK);
-        CHECK(te_packed_covers(&v.l, &m.model, t) == TE_OK);
-        te_safetensors f;
-        REQUIRE(te_safetensors_open(&f, file, t) == TE_OK);
-        const te_status loaded = te_safetensors_load(&f, v.l.tensor, v.l.count, 1, t);
-        INFO(te_last_error(t));
-        REQUIRE(loaded == TE_OK);
-        te_safetensors_close(&f);
-        m.check_gaps();
+        load(v, m, file, t);
         const std::vector<float> qkv = m.data(0), b = m.data(1);
         for (int head = 0; head < heads + 2 * kv; head++) { // of the parameter: q, then k, then v
             const int of = head < heads ? head / group : (head - heads) % kv;                                            // its kv head
@@ -201,14 +198,7 @@ TEST_CASE("some rows of each head of a tensor are loaded into a parameter") {
     views v;
     const te_packed_head_rows of[] = {{"kv_b.weight", "k_b", "weight", heads, all, 0, 3}, {"kv_b.weight", "v_b", "weight", heads, all, 3, 2}};
     REQUIRE(te_packed_add_head_rows(&v.l, &m.model, of, 2, "h.", t) == TE_OK);
-    CHECK(te_packed_covers(&v.l, &m.model, t) == TE_OK);
-    te_safetensors f;
-    REQUIRE(te_safetensors_open(&f, file, t) == TE_OK);
-    const te_status loaded = te_safetensors_load(&f, v.l.tensor, v.l.count, 1, t);
-    INFO(te_last_error(t));
-    REQUIRE(loaded == TE_OK);
-    te_safetensors_close(&f);
-    m.check_gaps();
+    load(v, m, file, t);
     for (int i = 0; i < 2; i++) {
         const std::vector<float> got = m.data(i);
         for (int h = 0; h < heads; h++)

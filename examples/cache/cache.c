@@ -14,7 +14,8 @@ TE_INFERENCE(start, f32, (embedding, tokens, VOCABULARY, HIDDEN))
 TE_INFERENCE(block, f32,
     (fork, x1), (rmsnorm, n1, HIDDEN), (linear, qkv, HIDDEN, 3 * HIDDEN), (rope, r, HEADS, HEADS, HIDDEN / HEADS),
     (attention, a, HEADS, HEADS, HIDDEN / HEADS, (cache, 1)), (linear, proj, HIDDEN, HIDDEN), (add, x1),
-    (fork, x2), (rmsnorm, n2, HIDDEN), (linear, fc1, HIDDEN, 4 * HIDDEN), (gelu, act), (linear, fc2, 4 * HIDDEN, HIDDEN),
+    (fork, x2), (rmsnorm, n2, HIDDEN), (linear, fc1, HIDDEN, 4 * HIDDEN), (gelu, act),
+    (linear, fc2, 4 * HIDDEN, HIDDEN),
     (add, x2))
 TE_INFERENCE(end, f32, (rmsnorm, n, HIDDEN), (last_token, last), (linear, head, HIDDEN, VOCABULARY),
              (sample, next, VOCABULARY))
@@ -56,7 +57,8 @@ static te_status make_cache(te_context *ctx) {
 }
 /* [make] */
 /* [step] */
-/* Choose the token behind the `count` tokens that are new to the cache; if `in` is null, behind `count` tokens in all. */
+/* Choose the token behind the `count` tokens that are new to the cache; if `in` is null, behind `count` tokens in
+ * all. */
 static te_status next(int32_t *token, const int32_t *new_tokens, int count, te_cache *in, te_context *ctx) {
     te_sampling sampling;
     te_batch batch;

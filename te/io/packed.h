@@ -141,7 +141,7 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
     if (part->form & TE_PACKED_EXPERTS) {
         const int units = (int)(te__packed_experts(m, p) ? p->rows / te__packed_experts(m, p) : 0);
         TE_REQUIRE(units && !part->rows, ctx, TE_ERROR_VALUE,
-                   "te_packed_add: %.60s: %s.%s is no parameter of experts, or the table gives a number of rows",
+                   "te_packed_add: %.60s: %s.%s is no parameter of experts, or the table states a number of rows",
                    part->name, p->op, p->field);
         TE_REQUIRE(units > 1 || !(part->form & TE_PACKED_TRANSPOSED), ctx, TE_ERROR_VALUE,
                    "te_packed_add: %.60s: a bias is not transposed", part->name);

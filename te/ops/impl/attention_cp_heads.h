@@ -1,5 +1,5 @@
-/* attention_cp_heads.h -- attention with (context, all_to_all): an all-to-all exchange gives each rank of the context
- * group whole sequences of some of the heads, and a second one returns the output to the ranks of its rows
+/* attention_cp_heads.h -- attention with (context, all_to_all): after an all-to-all exchange each rank of the context
+ * group has whole sequences of some of the heads, and a second exchange returns the output to the ranks of its rows
  * (DeepSpeed-Ulysses, Jacobs et al. 2023).
  *
  *   forward   qkv of this rank's rows -> te_cp_heads -> exchange -> attention of whole sequences -> exchange ->
