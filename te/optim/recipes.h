@@ -427,7 +427,7 @@ TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context
     TE_TRY(te__scale_rule_check(&rule, "recipes", ctx));
     TE_REQUIRE(c->ranks == 1 || c->ranks == te_world_group(ctx)->size, ctx, TE_ERROR_VALUE,
                "recipes: ranks is %d, and there are %d; it is that or 1", c->ranks, te_world_group(ctx)->size);
-    TE_REQUIRE(c->ranks == 1 || te_pipeline_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(c->ranks == 1 || te_pipeline_group(ctx)->size <= 1, ctx, TE_ERROR_VALUE,
                "recipes: ranks is %d, and the stages of a pipeline have other products than each other; it is 1",
                c->ranks);
     return TE_OK;
