@@ -5,6 +5,7 @@
 //
 // Bytes: keys and values of all tokens, in 8 bits with their scales. The time is that of the whole step, which also stores the new token's keys and values.
 #include "bench.h"
+#include "te/infer.h"
 
 #define DECODE(name, heads, kv_heads, dim) DECODE_IN(name, heads, kv_heads, dim, 1)
 #define DECODE_IN(name, heads, kv_heads, dim, format) TE_INFERENCE(name, bf16, (attention, a, heads, kv_heads, dim, (cache, format)))

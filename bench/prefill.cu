@@ -7,6 +7,7 @@
 // The time over the cache is that of the whole step, which also stores the keys and values of the new tokens. Flops: 2 heads (head_dim + value_dim)
 // for each pair of a new token and a key that it sees. The attention beside it has the same mask: its last query is at the position of the last key.
 #include "bench.h"
+#include "te/infer.h"
 
 #define PREFILL(name, heads, kv_heads, dim)                                                     \
     TE_INFERENCE(name, bf16, (attention, a, heads, kv_heads, dim, (cache, 1)))                 \
