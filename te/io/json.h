@@ -370,8 +370,8 @@ TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json 
     t->value = (te_json_value *)grown;
     te_json_value *v = &t->value[t->count];
     memset(v, 0, sizeof *v);
-    t->table_bytes += n + TE__JSON_NAME_OVERHEAD + 3 * sizeof *v; /* three times the size of an entry, because while the
-                                                                   * array `value` grows, the old one exists, too */
+    /* 3 entries: te__grow doubles the array `value`, and while it copies, the old and the new array both exist. */
+    t->table_bytes += n + TE__JSON_NAME_OVERHEAD + 3 * sizeof *v;
     if (t->table_bytes > TE__JSON_MAX_TABLE(j->n)) return te__json_fail(j, "too many values, or too long names");
     TE_TRY(te__json_scalar(v, j));
     char *name = (char *)malloc(n);

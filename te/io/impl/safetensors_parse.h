@@ -43,8 +43,9 @@ TE_API te_status te__safetensors_parse_offsets(int64_t *begin, int64_t *end, te_
     TE_TRY(te__json_number(end, j));
     return te__json_expect(j, ']');
 }
-/* Check the size that a tensor's offsets say, and store it in t->bytes: if the tensor's dtype is known and `shape` has
- * all of its dimensions, dtype and shape must give the same size. */
+/* Set t->bytes to the tensor's size, which is the difference of its offsets. dtype and shape must give the same size;
+ * this is not checked for a dtype that the library does not know, nor for a tensor that has more dimensions than
+ * `shape` can store. */
 TE_API te_status te__safetensors_set_size(te_safetensor *t, int64_t begin, int64_t end, uint64_t data_bytes,
                                           const te__json *j) {
     TE_REQUIRE(begin <= end && (uint64_t)end <= data_bytes, j->ctx, TE_ERROR_FORMAT,

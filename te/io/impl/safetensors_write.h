@@ -40,8 +40,8 @@ TE_API void te__safetensors_put_pair(te__text *t, int *any, const char *key, con
     if ((*any)++) te__text_char(t, ',');
     te__text_string(t, key), te__text_char(t, ':'), te__text_string(t, value);
 }
-/* Write the metadata. transformers loads only files whose metadata have a "format", so unless the caller's have this
- * key, "pt" is written, as PyTorch writes it. */
+/* Write the metadata. transformers loads only files whose metadata have the key "format". If the caller's metadata do
+ * not have it, it is written with the value "pt", as in PyTorch's files. */
 TE_API void te__safetensors_put_metadata(te__text *t, const te_safetensors_pair *metadata, int pairs, int sealed) {
     int any = sealed, has_format = 0;
     for (int i = 0; i < pairs; i++) has_format |= !strcmp(metadata[i].key, "format");

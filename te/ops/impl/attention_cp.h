@@ -28,8 +28,8 @@
 
 enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: of eight elements, of one block */
 
-/* y = x[0] + x[1] + .., added in f32 in this order; with `accumulate` y = y + x[0] + .. With one x it copies columns.
- */
+/* y = x[0] + x[1] + .., added in f32 in this order; with `accumulate` y = y + x[0] + .. With one x it copies
+ * x[0], for example some columns of a wider matrix: x and y may have different distances between rows. */
 typedef struct te_cp_sum_args {
     void *y;
     const void *x[TE_CP_MAX_RANKS];
