@@ -83,6 +83,15 @@ static te_status memory_of(void *to, size_t bytes) {
     TE_TRY(poison(p, bytes + TE_ALIGN));
     return memcpy(to, &p, sizeof p), TE_OK;
 }
+/* to = x, n values in f32 in the host's memory, in the dtype t. */
+static te_status upload(void *to, te_dtype t, const float *x, int64_t n) {
+    void *p;
+    TE_TRY(memory_of(&p, (size_t)n * 4));
+    TE_TRY(te_copy(&ctx, p, x, (size_t)n * 4));
+    TE_TRY(te_convert(to, t, p, TE_f32, n, &ctx));
+    TE_TRY(te_synchronize(&ctx));
+    return te_release(&ctx, p), TE_OK;
+}
 /* Runs the list for `tokens` tokens of each rank, with the values of the parameters in `params`, f32, in the list's order. */
 static te_status run_list(results *s, const te_plan *plan, const float *params, const float *x, const float *dy, int tokens) {
     const int64_t rows = (int64_t)tokens * comm.tensor.size, n = (int64_t)tokens * HIDDEN;
@@ -100,7 +109,7 @@ static te_status run_list(results *s, const te_plan *plan, const float *params, 
     TE_TRY(te_model_bind(&s->model, plan, s->param, count, s->params, s->grads, &ctx));
     for (int k = 0; k < count; k++) {
         const te_param *p = &s->param[k];
-        TE_TRY(te_convert(p->data, p->dtype, params, TE_f32, p->rows * p->cols, &ctx));
+        TE_TRY(upload(p->data, p->dtype, params, p->rows * p->cols));
         params += p->rows * p->cols;
     }
     TE_TRY(memory_of(&s->saved_memory, saved.bytes = te_plan_saved_bytes_of_rank(plan, rows, &ctx)));
@@ -113,8 +122,8 @@ static te_status run_list(results *s, const te_plan *plan, const float *params, 
     TE_TRY(memory_of(&x_list, (size_t)n * 4));
     TE_TRY(memory_of(&dy_list, (size_t)n * 4));
     TE_TRY(memory_of(&out, (size_t)n * 4));
-    TE_TRY(te_convert(x_list, t, x, TE_f32, n, &ctx));
-    TE_TRY(te_convert(dy_list, t, dy, TE_f32, n, &ctx));
+    TE_TRY(upload(x_list, t, x, n));
+    TE_TRY(upload(dy_list, t, dy, n));
     const te_tensor x_in = te_matrix(x_list, t, tokens, HIDDEN), to = te_matrix(out, t, tokens, HIDDEN);
     sent = 0;
     TE_TRY(te_plan_infer(to, x_in, plan, &s->model, &batch, &ctx));
