@@ -12,7 +12,7 @@
  *   host                MPI messages: the rows for a rank are packed, in the order of the tokens.
  *   CUDA, mapped memory (te_comm_config.overlap_bytes) A kernel stores the rows in the memory of the other ranks,
  *                       between two barriers: the handshake says that the memory is free, te__token_arrival that all
- *                       rows have arrived. The host reads no count. Has been compiled, but not run on GPUs yet.
+ *                       rows have arrived. The host reads no count.
  *   CUDA, otherwise     The sizes of NCCL's messages would have to be read by the host. The largest size between two
  *                       ranks is a row for each token, so all-gather and reduce-scatter take the place of both ways.
  */
