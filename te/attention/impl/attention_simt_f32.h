@@ -265,26 +265,36 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Loads tiles of K (k) and V (v) from key k0 on to shared memory, and computes s = Q K^T and dp = dO V^T, for tiles of
- * Q (q) and dO (dout) in shared memory. kv: the tensor of the keys and values. */
-template <class C, int D, int V, int ALIGNED>
-TE_FN void te__attn_f32_s_and_dp(float (&s)[C::R][C::R], float (&dp)[C::R][C::R], const float *q, const float *dout,
-                                 float *k, float *v, const float *kv, const te__attn_head &h, int k0) {
+/* The tiles of the dq kernel and of the gradient of a score bias, in shared memory: Q, dO, K, V (with RELOADS in the
+ * memory of K), then another tile. */
+struct te__attn_f32_tiles { float *q, *dout, *k, *v, *next; };
+template <class C> TE_FN te__attn_f32_tiles te__attn_f32_tiles_of(void) {
     typedef typename C::value CV;
-    te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
-    if (!C::RELOADS) te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+    te__attn_f32_tiles t;
+    t.q = (float *)te__attention_shared, t.dout = t.q + C::T * C::LD, t.k = t.dout + C::T * CV::LD;
+    t.v = C::RELOADS ? t.k : t.k + C::T * C::LD, t.next = C::RELOADS ? t.k + C::MAX_TILE : t.v + C::T * CV::LD;
+    return t;
+}
+/* Loads tiles of K and V from key k0 on to shared memory, and computes s = Q K^T and dp = dO V^T, for the tiles of Q
+ * and dO in shared memory. kv: the tensor of the keys and values. */
+template <class C, int D, int V, int ALIGNED>
+TE_FN void te__attn_f32_s_and_dp(float (&s)[C::R][C::R], float (&dp)[C::R][C::R], const te__attn_f32_tiles &t,
+                                 const float *kv, const te__attn_head &h, int k0) {
+    typedef typename C::value CV;
+    te__attn_f32_load<C, D, ALIGNED>(t.k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+    if (!C::RELOADS) te__attn_f32_load<CV, V, ALIGNED>(t.v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
     __syncthreads();
-    te__attn_f32_product_nt<C>(s, q, k);
+    te__attn_f32_product_nt<C>(s, t.q, t.k);
     if (C::RELOADS) {
         __syncthreads();
-        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        te__attn_f32_load<CV, V, ALIGNED>(t.v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
         __syncthreads();
     }
-    te__attn_f32_product_nt<CV>(dp, dout, v);
+    te__attn_f32_product_nt<CV>(dp, t.dout, t.v);
 }
 
 /* The dq kernel of backward: delta = rowsum(dO * O), dQ = scale * dS K. Grid: (batch * heads, tiles of queries).
- * Contents of shared memory: Q, dO, K, V (with RELOADS in the memory of K), dS. */
+ * Contents of shared memory: te__attn_f32_tiles, the last of them dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -297,21 +307,21 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     const int q0 = (int)(te__attn_keys_grow(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_range keys = te__attn_keys_of(m, q0, C::T);
-    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
-    float *v = C::RELOADS ? k : k + C::T * C::LD, *ds = C::RELOADS ? k + C::MAX_TILE : v + C::T * CV::LD;
+    const te__attn_f32_tiles tile = te__attn_f32_tiles_of<C>();
     const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
     const float *out = (const float *)a->out + h.out;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
     te__attn_f32_clear<C>(dq);
-    te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+    te__attn_f32_load<C, D, ALIGNED>(tile.q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<CV, V, ALIGNED>(tile.dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+                                      seq - q0);
     __syncthreads();
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
         float sum = 0;
         if (row < seq)
-            for (int d = x; d < V; d += 16) sum += dout[(y + 16 * i) * CV::LD + d] * out[row * h.out_width + d];
+            for (int d = x; d < V; d += 16) sum += tile.dout[(y + 16 * i) * CV::LD + d] * out[row * h.out_width + d];
         delta[i] = te__attn_f32_row_sum(sum), lse[i] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
         if (x == 0 && row < seq) a->delta[h.row + row] = delta[i];
         factor[i] = a->scale;
@@ -319,7 +329,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R], dp[C::R][C::R];
         __syncthreads();
-        te__attn_f32_s_and_dp<C, D, V, ALIGNED>(s, dp, q, dout, k, v, kv, h, k0);
+        te__attn_f32_s_and_dp<C, D, V, ALIGNED>(s, dp, tile, kv, h, k0);
         const te__attn_alibi_bias alibi =
             te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
@@ -333,13 +343,13 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
                 if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
                 s[i][j] = p * te__attn_softcap_grad<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
-        te__attn_f32_put<C>(ds, s);
+        te__attn_f32_put<C>(tile.next, s);
         if (C::RELOADS) {
             __syncthreads();
-            te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+            te__attn_f32_load<C, D, ALIGNED>(tile.k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
         }
         __syncthreads();
-        te__attn_f32_product_nn<C>(dq, ds, k);
+        te__attn_f32_product_nn<C>(dq, tile.next, tile.k);
     }
     te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
@@ -437,17 +447,17 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
         const te__attn_mask m = te__attn_mask_at<F>(h);
         if (!te__attn_tile_seen<F>(m, q0, C::T, k0, C::T)) return;
-        float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD;
-        float *k = dout + C::T * CV::LD, *v = C::RELOADS ? k : k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
+        const te__attn_f32_tiles tile = te__attn_f32_tiles_of<C>();
+        float s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         /* after this barrier all threads have read the tiles of the previous sequence, whose memory may be
          * overwritten */
         __syncthreads();
-        te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
-        te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+        te__attn_f32_load<C, D, ALIGNED>(tile.q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
+        te__attn_f32_load<CV, V, ALIGNED>(tile.dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
                                           h.seq - q0);
-        te__attn_f32_s_and_dp<C, D, V, ALIGNED>(s, dp, q, dout, k, v, kv, h, k0);
+        te__attn_f32_s_and_dp<C, D, V, ALIGNED>(s, dp, tile, kv, h, k0);
         const te__attn_alibi_bias alibi =
             te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, head, q0 + y, k0 + x, m.shift);
