@@ -18,7 +18,8 @@
     X(value_192, bf16, e4m3, 4, 4, 192, 128, -1, 0, 0, 0) \
     X(wide_256, bf16, int8, 6, 2, 256, 256, 300, 0, 0, 1) \
     X(group16_192, f16, e4m3, 16, 1, 192, 192, -1, 0, 0, 0) \
-    X(simt_80, bf16, e4m3, 4, 2, 80, 80, -1, 0, 1, 0)
+    X(simt_80, bf16, e4m3, 4, 2, 80, 80, -1, 0, 1, 0) \
+    X(wide_512, bf16, int8, 4, 2, 512, 512, 300, 0, 0, 1)
 #define ATTEND(cached, heads, kv, d, dv, left, softcap_, alibi_, sinks_) \
     (attention, a, heads, kv, d, (cache, cached), (value_dim, dv), (window_left, left), (softcap, softcap_), (alibi, alibi_), (sinks, sinks_))
 #define DECLARE(name, dtype, format, heads, kv, d, dv, left, cap, alibi, sinks) \

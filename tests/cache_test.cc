@@ -23,6 +23,8 @@ MODEL(alone_bf16, bf16, (rope, r, 5, 1, 64), (attention, a, 5, 1, 64, (cache, 1)
 MODEL(alone_f16, f16, (rope, r, 4, 4, 128), (attention, a, 4, 4, 128, (cache, 1)))
 MODEL(alone_80, bf16, (rope, r, 4, 2, 80), (attention, a, 4, 2, 80, (cache, 1)))
 MODEL(alone_256, bf16, (rope, r, 6, 2, 256), (attention, a, 6, 2, 256, (cache, 1), (window_left, 300), (sinks, 1)))
+MODEL(alone_512, bf16, (rope, r, 4, 2, 512), (attention, a, 4, 2, 512, (cache, 1), (window_left, 300), (sinks, 1)))
+MODEL(wide_f32, f32, (rope, r, 2, 1, 384), (attention, a, 2, 1, 384, (cache, 1)))
 MODEL(without, f32, (linear, l, 48, 6 * 16), (attention, a, 2, 2, 16), (linear, o, 32, 48))
 
 namespace {
@@ -151,12 +153,12 @@ void parts(const subject &s, int page_rows) {
 
 TEST_CASE("a prompt in parts has the outputs of the whole prompt") {
     for (const subject *s : {&plain_f32_subject, &plain_bf16_subject, &odd_bf16_subject, &eight_bf16_subject, &large_f16_subject, &window_bf16_subject, &window_f32_subject,
-                             &alibi_f32_subject, &relative_bf16_subject, &value_f32_subject, &norm_f32_subject, &learnt_f32_subject, &alone_f16_subject, &alone_256_subject})
+                             &alibi_f32_subject, &relative_bf16_subject, &value_f32_subject, &norm_f32_subject, &learnt_f32_subject, &alone_f16_subject, &alone_256_subject, &alone_512_subject, &wide_f32_subject})
         for (const int page_rows : {0, 16, 64}) parts(*s, page_rows);
 }
 
 TEST_CASE("a row has the same bits alone and in any batch") {
-    for (const subject *s : {&alone_f32_subject, &alone_bf16_subject, &alone_f16_subject, &alone_80_subject, &alone_256_subject}) {
+    for (const subject *s : {&alone_f32_subject, &alone_bf16_subject, &alone_f16_subject, &alone_80_subject, &alone_256_subject, &alone_512_subject}) {
         const unsigned seed = fresh_seed();
         INFO("seed: " << seed << ", " << s->text);
         cached c(*s, config_of(6, 600, 16), seed);

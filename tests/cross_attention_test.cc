@@ -20,6 +20,8 @@
     X(all96, f16, (input, keys, 2 * 96, (rows, memory)), (cross_attention, a, keys, 2, 1, 96, (causal, 1), (dropout, 0.1f)), (gelu, g))   \
     X(all64, bf16, (input, keys, 2 * 2 * 64, (rows, memory)), (cross_attention, a, keys, 2, 2, 64), (gelu, g))                            \
     X(h256, f16, (input, keys, 2 * 256, (rows, memory)), (cross_attention, a, keys, 1, 1, 256, (causal, 1), (scale, 0.1f)), (gelu, g)) \
+    X(h512, bf16, (input, keys, 2 * 512, (rows, memory)), (cross_attention, a, keys, 2, 1, 512, (causal, 1)), (gelu, g)) \
+    X(h264, f32, (input, keys, 264 + 512, (rows, memory)), (cross_attention, a, keys, 2, 1, 264, (value_dim, 512), (window_left, 40), (dropout, 0.1f)), (gelu, g)) \
     X(value, f32, (input, keys, 2 * (20 + 12), (rows, memory)), (cross_attention, a, keys, 4, 2, 20, (value_dim, 12), (causal, 1), (dropout, 0.2f), (sinks, 1)), (gelu, g)) \
     X(value_made, f32, (input, enc, 24, (rows, memory)), (fork, x), (linear, q, 32, 3 * 16), (fork, queries), (load, enc), (linear, kv, 24, 3 * (16 + 40)), (fork, keys), (load, queries), \
         (cross_attention, a, keys, 3, 3, 16, (value_dim, 40), (alibi, 1), (window_left, 9)), (linear, p, 3 * 40, 32), (add, x))       \

@@ -1,4 +1,5 @@
 // loss_scale_test.cc -- dynamic loss scaling (te/optim/loss_scale.h): the rule of the scale, what training computes with it, and that a captured graph of a step follows it.
+#include "folder.h"
 #include "harness.h"
 #include "te/te.h"
 
@@ -162,6 +163,107 @@ TEST_CASE("a captured step follows the scale, with the bits of single calls") {
     CHECK(eager.skipped() > 2);
     CHECK(replayed.skipped() == eager.skipped());
     te_graph_destroy(&g);
+}
+
+namespace {
+
+// A checkpoint of a trainer, and a file with the tensors of another one, of which `name` has other bytes or, without bytes, is missing.
+template <class M> te_checkpoint checkpoint_of(trainer<M> &t, te_named_model *name) {
+    te_checkpoint c = {};
+    name->name = "m", name->model = &t.m.model;
+    c.models = name, c.count = 1, c.optimizer = &t.opt;
+    return c;
+}
+template <class M> te_status load(trainer<M> &t, const std::string &path) {
+    te_named_model name;
+    const te_checkpoint c = checkpoint_of(t, &name);
+    te_safetensors f;
+    TE_TRY(te_safetensors_open(&f, path.c_str(), t.ctx));
+    const te_status status = te_checkpoint_load(&c, &f, t.ctx);
+    te_safetensors_close(&f);
+    return status;
+}
+void rewrite(const std::string &to, const std::string &from, const std::string &name, const std::vector<char> &with, te_context *ctx) {
+    te_safetensors f;
+    REQUIRE(te_safetensors_open(&f, from.c_str(), ctx) == TE_OK);
+    std::vector<std::vector<char>> data;
+    std::vector<te_safetensor> all;
+    for (int i = 0; i < f.count; i++) {
+        te_safetensor t = f.tensor[i];
+        if (name == t.name && with.empty()) continue;
+        data.push_back(name == t.name ? with : std::vector<char>(t.bytes));
+        if (name != t.name) REQUIRE(te_safetensors_read(&f, &t, data.back().data(), ctx) == TE_OK);
+        all.push_back(t);
+    }
+    for (size_t i = 0; i < all.size(); i++) all[i].data = data[i].data();
+    REQUIRE(te_safetensors_write_sealed(to.c_str(), all.data(), (int)all.size(), nullptr, 0, ctx) == TE_OK);
+    te_safetensors_close(&f);
+}
+template <class T> std::vector<char> bytes_of(T value) {
+    std::vector<char> b(sizeof value);
+    memcpy(b.data(), &value, sizeof value);
+    return b;
+}
+
+} // namespace
+
+TEST_CASE("a run that continues from a checkpoint has the loss scale and the bits of one that was not stopped") {
+    const folder files;
+    const std::string path = files.path + "/f16.safetensors";
+    trainer<in_f16> whole(in_f16_plan(), bind_f16, 1.0e8f, 3), resumed(in_f16_plan(), bind_f16, 1.0e8f, 3);
+    for (int i = 0; i < 60 && (i < 10 || whole.now().good == 0); i++) REQUIRE(whole.step() == TE_OK);
+    const te_loss_scale_state saved = whole.now();
+    CHECK(whole.skipped() > 0); // else the test shows nothing
+    CHECK(saved.scale != 1.0e8f);
+    CHECK(saved.good > 0);
+    te_named_model name;
+    const te_checkpoint c = checkpoint_of(whole, &name);
+    REQUIRE(te_checkpoint_save(path.c_str(), &c, whole.ctx) == TE_OK);
+    REQUIRE(load(resumed, path) == TE_OK);
+    CHECK((resumed.now().scale == saved.scale && resumed.now().inverse == saved.inverse && resumed.now().good == saved.good));
+    for (int i = 0; i < 11; i++) {
+        REQUIRE(whole.step() == TE_OK);
+        REQUIRE(resumed.step() == TE_OK);
+        CHECK((resumed.now().scale == whole.now().scale && resumed.now().good == whole.now().good));
+    }
+    CHECK(resumed.skipped() == whole.skipped());
+    CHECK((resumed.params->read(TE_f16) == whole.params->read(TE_f16)));
+    CHECK(resumed.loss() == whole.loss());
+}
+
+TEST_CASE("checkpoints without a loss scale, or with one that cannot be") {
+    const folder files;
+    const std::string with = files.path + "/with.safetensors", without = files.path + "/without.safetensors", bad = files.path + "/bad.safetensors";
+    trainer<in_f32> scaled(in_f32_plan(), bind_f32, 512), plain(in_f32_plan(), bind_f32, 0), into(in_f32_plan(), bind_f32, 64);
+    te_named_model name;
+    REQUIRE(te_loss_scaler_set(&scaled.scaler, 32, 5, scaled.ctx) == TE_OK);
+    te_checkpoint c = checkpoint_of(scaled, &name);
+    REQUIRE(te_checkpoint_save(with.c_str(), &c, scaled.ctx) == TE_OK);
+    c = checkpoint_of(plain, &name);
+    REQUIRE(te_checkpoint_save(without.c_str(), &c, plain.ctx) == TE_OK);
+    // the file has no scale: the scaler keeps its own; the optimizer has no scaler: the file's scale is not used
+    REQUIRE(te_loss_scaler_set(&into.scaler, 128, 7, into.ctx) == TE_OK);
+    REQUIRE(load(into, without) == TE_OK);
+    CHECK((into.now().scale == 128 && into.now().good == 7));
+    REQUIRE(load(plain, with) == TE_OK);
+    REQUIRE(load(into, with) == TE_OK);
+    CHECK((into.now().scale == 32 && into.now().inverse == 1.0f / 32 && into.now().good == 5 && into.now().interval == 2000));
+    const auto refused = [&](const std::string &tensor, const std::vector<char> &value, const char *words) {
+        rewrite(bad, with, tensor, value, into.ctx);
+        const auto params = into.params->read(TE_f32);
+        for (trainer<in_f32> *t : {&into, &plain}) {
+            CHECK(load(*t, bad) == TE_ERROR_FORMAT);
+            INFO(te_last_error(t->ctx));
+            CHECK(std::string(te_last_error(t->ctx)).find(words) != std::string::npos);
+        }
+        CHECK((into.now().scale == 32 && into.now().good == 5));
+        CHECK((into.params->read(TE_f32) == params));
+    };
+    for (const float scale : {0.0f, -32.0f, INFINITY, NAN, 1.0e-30f, 1.0e30f}) refused("loss_scale", bytes_of(scale), "loss_scale is");
+    for (const int64_t steps : {(int64_t)-1, (int64_t)INT32_MAX, INT64_MAX, (int64_t)1 << 32})
+        refused("loss_scale.steps", bytes_of(steps), "steps after it changed");
+    refused("loss_scale.steps", {}, "has no tensor loss_scale.steps");
+    refused("loss_scale", {}, "loss_scale.steps");
 }
 
 TEST_CASE("a mean over labels that are not ignored, and states that are set") {

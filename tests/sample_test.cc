@@ -380,6 +380,21 @@ TEST_CASE("rows that nothing can be drawn from, and infinite logits", "[sample]"
     CHECK(second < 56);
 }
 
+#if !TE_CUDA
+TEST_CASE("min-p alone lists few tokens more than it keeps", "[sample]") {
+    std::mt19937 random(fresh_seed());
+    for (int i = 0; i < 1000; i++) {
+        const auto within = [&](float from, float to) { return std::uniform_real_distribution<float>(from, to)(random); };
+        const float top = within(-20, 60), min_p = i % 10 == 0 ? 1.0f : i % 10 == 1 ? 3.0f : within(1e-6f, 1), temperature = within(0.05f, 3);
+        const double kept = (double)top + (double)temperature * std::log((double)std::min(min_p, 1.0f));
+        const float least = te__sample_logit(te__sample_least_of_min_p(te__sample_key(top), min_p, temperature));
+        CAPTURE(top, min_p, temperature, kept, least);
+        CHECK(least <= kept);
+        CHECK(least >= kept - 0.01 * (double)temperature);
+    }
+}
+#endif
+
 TEST_CASE("draws have the distribution of the kept tokens", "[sample]") {
     source random(fresh_seed());
     const subject_of &s = subject_with(17, TE_f32);

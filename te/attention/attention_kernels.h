@@ -14,7 +14,7 @@
  *     <name>_sum_rows                           each row of te_attention_args.sum is the sum of this many rows of dqkv;
  *                                               0: `sum` is not supported (on the host, in f32 and with varlen)
  *
- * Any batch, seq >= 1 and head_dim <= 256 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 8.
+ * Any batch, seq >= 1 and head_dim <= 512 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 8.
  * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so that equal inputs
  * lead to bitwise identical results, unless te_context.attention_nondeterministic is set.
  *

@@ -140,7 +140,7 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
 }
 
 /* The largest head sizes; the second one is that of attention with values_in_keys. */
-enum { TE_ATTENTION_MAX_HEAD_DIM = 256, TE_ATTENTION_MAX_LATENT_DIM = 1024 };
+enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = 1024 };
 #define TE__ATTENTION_MAX_DIM(values_in_keys) \
     ((values_in_keys) ? (int)TE_ATTENTION_MAX_LATENT_DIM : (int)TE_ATTENTION_MAX_HEAD_DIM)
 
@@ -231,7 +231,7 @@ TE_FN int te__attn_stored_value_dim(int head_dim, te__attn_variant f) {
 #endif
 #define TE__ATTENTION_VARIANT_ASSERT(left, right, varlen_and_cross, value, values_in_keys)                           \
     static_assert((value) >= 0 && (value) <= TE__ATTENTION_MAX_DIM(values_in_keys),                                  \
-                  "te: attention: value must be 1 to 256, or 0");                                                    \
+                  "te: attention: value must be 1 to 512, or 0");                                                    \
     static_assert(!(varlen_and_cross), "te: attention: cross-attention does not go with varlen");                    \
     static_assert((left) >= TE_ATTENTION_ALL && (left) <= TE_ATTENTION_MAX_SEQ,                                      \
                   "te: attention: left must be 0 to 2^20, or TE_ATTENTION_ALL");                                     \
@@ -510,7 +510,7 @@ TE_BOTH te_sequences te__attn_sequences(const te_attention_args *a) {
     static_assert((heads) >= 1 && (kv_heads) >= 1 && (heads) % (kv_heads) == 0, \
         "te: attention: kv_heads must divide heads");                           \
     static_assert((head_dim) >= 1 && (head_dim) <= (max_dim),                   \
-        "te: attention: head_dim must be 1 to 256, or with values_in_keys 1 to 1024");
+        "te: attention: head_dim must be 1 to 512, or with values_in_keys 1 to 1024");
 
 /* Checks the sizes and pointers of a call of an attention kernel. sinks: 1 if the option sinks is set; name: the
  * kernel's name, for the error text. */

@@ -42,6 +42,9 @@
  *                 I64 [2]: the number of updates made and the number of steps skipped. For parameters that SGD updates,
  *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
  *                 "muon.step". Frozen parameters have no such tensors.
+ *                 With dynamic loss scaling (te_adamw_use_loss_scaler), "loss_scale", F32 [1], and "loss_scale.steps",
+ *                 I64 [1]: the number of steps since the scale last changed. If a file has no loss scale, the scaler
+ *                 keeps the one that it has; if the optimizer has no scaler, the file's loss scale is not used.
  *     random      "random", U64 [2]: seed and offset.
  *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a step was made (1 or 0), the number of
  *                 GEMMs under a recipe, and the length of the amax histories.
@@ -92,6 +95,10 @@ TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_chec
     if (c->optimizer)
         te__checkpoint_add_numbers(l, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
                                    TE_SAFETENSORS_I64, 2, l->step);
+    if (l->has_loss_scale) {
+        te__checkpoint_add_numbers(l, "loss_scale", TE_SAFETENSORS_F32, 1, &l->loss_scale);
+        te__checkpoint_add_numbers(l, "loss_scale.steps", TE_SAFETENSORS_I64, 1, &l->loss_scale_steps);
+    }
     if (c->random) te__checkpoint_add_numbers(l, "random", TE_SAFETENSORS_U64, 2, l->random);
     (void)te__checkpoint_add_scales(l, c->recipes);
     l->numbers = l->count;
@@ -150,6 +157,8 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     l->is_sharded = te__checkpoint_is_sharded(ctx);
     TE_TRY(te__checkpoint_check_struct(c, l->is_sharded, ctx));
     l->has_8bit = c->optimizer && te__moments_8bit(c->optimizer->moments);
+    if (c->optimizer)
+        l->has_loss_scale = file ? te_safetensors_find(file, "loss_scale") != 0 : c->optimizer->scaler != 0;
     if (file) TE_TRY(te__checkpoint_open_scales(l, file, ctx));
     te_status status = te__checkpoint_collect(l, c, ctx);
     if (status != TE_OK) return te__checkpoint_free(l), status;
@@ -163,12 +172,24 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
                    capacity * sizeof *l->tensor + l->name_bytes);
 }
-/* Fetch the values of the "numbers" (step counts, random state) from target memory before they are saved, and renew the
- * master weights if weights were written since the last step. Waits for the stream. */
+/* Return the optimizer's loss scaler; its state is null if the optimizer has none. */
+TE_API te_loss_scaler te__checkpoint_loss_scaler(const te_checkpoint *c) {
+    te_loss_scaler s;
+    s.state = c->optimizer ? c->optimizer->scaler : 0;
+    return s;
+}
+/* Fetch the values of the "numbers" (step counts, loss scale, random state) from target memory before they are saved,
+ * and renew the master weights if weights were written since the last step. Waits for the stream. */
 TE_IF_USED TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     if (c->optimizer) TE_TRY(te_adamw_renew(c->optimizer, ctx));
     if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
     if (c->random) TE_TRY(te_rng_get(&l->rng, ctx));
+    if (l->has_loss_scale) {
+        const te_loss_scaler scaler = te__checkpoint_loss_scaler(c);
+        te_loss_scale_state now;
+        TE_TRY(te_loss_scaler_get(&now, &scaler, ctx));
+        l->loss_scale = now.scale, l->loss_scale_steps = now.good;
+    }
     l->step[0] = l->state.step, l->step[1] = l->state.skipped;
     l->random[0] = l->rng.seed, l->random[1] = l->rng.offset;
     if (!c->recipes) return TE_OK;
@@ -302,8 +323,8 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Make all checks that are possible before anything is changed. Also read the file's "numbers" (step counts, random
- * state) and scales of recipes into host memory of *l. */
+/* Make all checks that are possible before anything is changed. Also read the file's "numbers" (step counts, loss
+ * scale, random state) and scales of recipes into host memory of *l. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
@@ -315,6 +336,9 @@ TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkp
     TE_REQUIRE(te__adamw_counts_valid(l->step[0], l->step[1]), ctx, TE_ERROR_FORMAT, "%.120s: %s is %lld, %lld",
                f->path, te__checkpoint_prefix(c->optimizer->rule, TE__CHECKPOINT_step),
                (long long)l->step[0], (long long)l->step[1]);
+    TE_REQUIRE(!l->has_loss_scale || te__loss_scale_valid(l->loss_scale, l->loss_scale_steps), ctx, TE_ERROR_FORMAT,
+               "%.120s: loss_scale is %g, %lld steps after it changed", f->path, (double)l->loss_scale,
+               (long long)l->loss_scale_steps);
     TE_TRY(te__checkpoint_check_scales(l, c->recipes, c->models, c->count, c->force, ctx));
     for (int i = l->numbers; (l->is_sharded || l->has_8bit) && i < l->count; i++)
         TE_TRY(te__safetensors_read_as(f, te_safetensors_find(f, l->tensor[i].name), &l->tensor[i], 1, ctx));
@@ -331,18 +355,22 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     l->rng.seed = l->random[0], l->rng.offset = l->random[1];
     if (c->optimizer) TE_TRY(te_adamw_set(&l->state, c->optimizer, ctx));
     if (c->optimizer) te__adamw_agrees(c->optimizer, ctx);
+    const te_loss_scaler scaler = te__checkpoint_loss_scaler(c);
+    if (l->has_loss_scale && scaler.state)
+        TE_TRY(te_loss_scaler_set(&scaler, l->loss_scale, (int)l->loss_scale_steps, ctx));
     if (c->recipes) TE_TRY(te__checkpoint_apply_scales(l, c->recipes, ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
 /* Load from an open file. The file must have exactly the tensors that *c asks for: those of the models, and those of
- * the optimizer and the random state if these are set. It may have the scales of recipes, with histories of any length.
- * They are loaded into c->recipes if both are for the same number of GEMMs; otherwise the scales of c->recipes are
- * initialised. Errors: a wrong checksum; a list that differs; tensors that are missing, unknown or of another shape;
- * scales that would be lost (`force`). The error text names the tensor or list and says what was expected; after such
- * an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors
- * may have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify has verified
- * it before. Waits for the stream; if there are several ranks, all of them must call it, each with the file open, and
- * they wait for each other. */
+ * the optimizer and the random state if these are set. It may have a loss scale, which is loaded into the optimizer's
+ * loss scaler if the optimizer has one. It may have the scales of recipes, with histories of any length. They are
+ * loaded into c->recipes if both are for the same number of GEMMs; otherwise the scales of c->recipes are initialised.
+ * Errors: a wrong checksum; a list that differs; tensors that are missing, unknown or of another shape; numbers that
+ * cannot be; scales that would be lost (`force`). The error text names the tensor or list and says what was expected;
+ * after such an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of
+ * the tensors may have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify
+ * has verified it before. Waits for the stream; if there are several ranks, all of them must call it, each with the
+ * file open, and they wait for each other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

@@ -50,7 +50,7 @@
  * of the softmax, but which has no value vector (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h).
  * te_model_randomize sets `sinks` to 0.
  *
- * value_dim: the head size of v if it differs from the head size of q and k. It may be 1 to 256; on CUDA in bf16 and
+ * value_dim: the head size of v if it differs from the head size of q and k. It may be 1 to 512; on CUDA in bf16 and
  * f16 it must be a multiple of 8. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of
  * 128. With value_dim, a packed row has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the
  * output heads * value_dim. rope has this option, too; head_norm does not have it and requires heads of one size.
@@ -216,7 +216,7 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": kv_heads does not divide heads");                   \
      static_assert(TE__VALUE_DIM(op, 1) >= 1 &&                                                                      \
                        TE__VALUE_DIM(op, 1) <= TE__ATTENTION_MAX_DIM(TE__VALUES_IN_KEYS(op)),                        \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 256");                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": value_dim must be 1 to 512");                       \
      static_assert(!TE_CUDA || (int)model##_dtype == (int)TE_f32 || TE__VALUE_DIM(op, 8) % 8 == 0,                   \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        ": on CUDA in bf16 and f16 value_dim must be a multiple of 8");                               \

@@ -36,6 +36,8 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
 #define TE__CP_CHECK_OPTIONS(model, op)                                                                              \
     TE__CP_WITHOUT(model, op, dropout) TE__CP_WITHOUT(model, op, fp8) TE__CP_WITHOUT(model, op, bias)                \
     TE__CP_WITHOUT(model, op, relative_bias) TE__CP_WITHOUT(model, op, max_logit)                                    \
+    static_assert((TE_ARG3(op, 0)) <= 256 && TE__VALUE_DIM(op, 1) <= 256,                                            \
+                  "te: " TE_STRING(model) ": " TE_CALLED(op) ": with context head_dim and value_dim are at most 256"); \
     static_assert((int)TE__CP_FORM(op) != (int)TE_CP_ring || TE__ALIBI(op) == 0,                                     \
                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": alibi needs (context, gather) or all_to_all");       \
     static_assert((int)TE__CP_FORM(op) == (int)TE_CP_all_to_all || (TE__CAUSAL(op)) ||                               \

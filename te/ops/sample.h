@@ -491,9 +491,8 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;
-    if (draws && !likely && min_p > 0 && f.top_p >= 1.0f) /* min-p alone; 0.01: more than the rounding errors */
-        least_k = te__sample_drawable(te__sample_key(
-            te__sample_logit(r.top) + (log2f(te_min(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E * temperature));
+    if (draws && !likely && min_p > 0 && f.top_p >= 1.0f) /* min-p alone */
+        least_k = te__sample_least_of_min_p(r.top, min_p, temperature);
     if (draws && counts) {
         p.row = r, p.selection = k, p.selection.end = 1, p.selection.counted = 1;
         calls.select(&p);

@@ -58,6 +58,10 @@ TE_BOTH void te__loss_scale_update(te_loss_scale_state *s, int finite) {
     s->inverse = 1.0f / s->scale;
 }
 
+/* Return whether a run can continue with this scale, `good` steps after it last changed. */
+TE_API int te__loss_scale_valid(float scale, int64_t good) {
+    return scale >= TE_LOSS_SCALE_MIN && scale <= TE_LOSS_SCALE_MAX && good >= 0 && good < INT32_MAX;
+}
 /* Bytes of target memory that te_loss_scaler_init needs. */
 TE_API size_t te_loss_scaler_bytes(void) { return (size_t)te_round_up((int64_t)sizeof(te_loss_scale_state), TE_ALIGN); }
 TE_API te_status te__loss_scaler_check(const te_loss_scaler *s, const char *who, te_context *ctx) {
@@ -118,19 +122,20 @@ TE_IF_USED TE_API te_status te_loss_scaler_count(float *to, const float *count, 
     a.state = s->state, a.count = count, a.to = to;
     return te__loss_scaler_count_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Reads the state, for a progress line or to save it. Waits for the stream. */
+/* Reads the state, for a progress line or to save it without a checkpoint. Waits for the stream. */
 TE_API te_status te_loss_scaler_get(te_loss_scale_state *state, const te_loss_scaler *s, te_context *ctx) {
     TE_TRY(te__loss_scaler_check(s, "te_loss_scaler_get", ctx));
     TE_REQUIRE(state, ctx, TE_ERROR_NULL, "te_loss_scaler_get: the state is null");
     TE_TRY(te_copy(ctx, state, s->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Continues with a scale, and a number of steps since it changed, that te_loss_scaler_get has read. Waits for the
- * stream. Errors: TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64, a negative number of steps. */
+/* Continues with a scale, and a number of steps since it changed, that te_loss_scaler_get has read; te_checkpoint_load
+ * does this for the optimizer's scaler. Waits for the stream. Errors: TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64,
+ * a number of steps that is negative or INT32_MAX. */
 TE_API te_status te_loss_scaler_set(const te_loss_scaler *s, float scale, int good, te_context *ctx) {
     te_loss_scale_state now;
     TE_TRY(te_loss_scaler_get(&now, s, ctx));
-    TE_REQUIRE(scale >= TE_LOSS_SCALE_MIN && scale <= TE_LOSS_SCALE_MAX && good >= 0, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(te__loss_scale_valid(scale, good), ctx, TE_ERROR_VALUE,
                "te_loss_scaler_set: a scale of %g, with %d steps", (double)scale, good);
     now.scale = scale, now.inverse = 1.0f / scale, now.good = good;
     TE_TRY(te_copy(ctx, s->state, &now, sizeof now));

@@ -1,8 +1,8 @@
-// expect: te: m: (attention, attn): value_dim must be 1 to 256
+// expect: te: m: (attention, attn): value_dim must be 1 to 512
 // The tiles of larger heads do not fit into shared memory.
 #include "te/te.h"
 #ifdef TE_FIXED
-TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 8, (value_dim, 256)))
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 8, (value_dim, 512)))
 #else
-TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 8, (value_dim, 257)))
+TE_SEQUENTIAL(m, f32, (attention, attn, 2, 2, 8, (value_dim, 513)))
 #endif

@@ -1,5 +1,5 @@
 /* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
- * 256.
+ * 512.
  *
  * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes rows
  * y + 16 i, for i = 0, 1, ..: in a tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to
@@ -26,30 +26,46 @@ template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
+/* The larger one of the row lengths of tiles with D and with V columns. */
+template <int D, int V> constexpr int te__attn_f32_max_ld(void) { return te__attn_f32_shape<D < V ? V : D, 16>::LD; }
+/* The bytes of shared memory of tiles of Q, of K (later V) and of P with T rows each. A row of P has T + 4 floats. */
+template <int D, int V> constexpr int te__attn_f32_forward_bytes(int T) {
+    return T * (te__attn_f32_shape<D, 16>::LD + te__attn_f32_max_ld<D, V>() + T + 4) * 4;
+}
+template <int D, int V> constexpr int te__attn_f32_forward_rows(int limit) {
+    return D <= 128 && V <= 128 ? 64 : te__attn_f32_forward_bytes<D, V>(32) <= limit ? 32 : 16;
+}
 /* Constants of the forward kernel, for the head size D of q and k, and V of v. qk: the shape of tiles of q and k;
  * value: the shape of tiles of v. */
-template <int D, int V = D> struct te__attn_f32_forward_shape : te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> {
-    typedef te__attn_f32_forward_shape small;
-    typedef te__attn_f32_shape<D, D <= 128 && V <= 128 ? 64 : 32> qk;
+template <int D, int V = D, int LIMIT = TE__ATTN_SHARED>
+struct te__attn_f32_forward_shape : te__attn_f32_shape<D, te__attn_f32_forward_rows<D, V>(LIMIT)> {
+    typedef te__attn_f32_forward_shape<D, V, TE__ATTN_SHARED_SMALL> small;
+    typedef te__attn_f32_shape<D, te__attn_f32_forward_rows<D, V>(LIMIT)> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
-    static constexpr int KV_LD = V > D ? value::LD : qk::LD;
-    /* bytes of shared memory: a tile of Q, one of K (later V), and one of P */
-    static constexpr int BYTES = qk::T * (qk::LD + KV_LD + qk::LP) * 4;
+    static constexpr int KV_LD = te__attn_f32_max_ld<D, V>(), BYTES = te__attn_f32_forward_bytes<D, V>(qk::T);
 };
 /* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. A row of dS has T + 4 floats, rows of the
- * other tiles have LD (te__attn_f32_shape). */
-template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T) {
-    return T * (2 * te__attn_f32_shape<D, 16>::LD + 2 * te__attn_f32_shape<V, 16>::LD + T + 4) * 4;
+ * other tiles have LD (te__attn_f32_shape). three: 1 if one tile of q, k, v and dO has the memory of another one. */
+template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T, int three) {
+    constexpr int BOTH = te__attn_f32_shape<D, 16>::LD + te__attn_f32_shape<V, 16>::LD;
+    return T * (BOTH + (three ? te__attn_f32_max_ld<D, V>() : BOTH) + T + 4) * 4;
+}
+/* Whether two tiles have the same memory, because four do not fit even if they have only 16 rows: in the dq kernel
+ * those of K and V, in the dkdv kernel those of Q and dO. In each step the kernel then loads one of the two twice. */
+template <int D, int V> constexpr int te__attn_f32_reloads(void) {
+    return te__attn_f32_dq_bytes<D, V>(16, 0) > TE__ATTN_SHARED_SMALL;
 }
 template <int D, int V> constexpr int te__attn_f32_dq_rows(int limit) {
-    return D <= 64 && V <= 64 ? 64 : te__attn_f32_dq_bytes<D, V>(32) <= limit ? 32 : 16;
+    return D <= 64 && V <= 64 ? 64 : te__attn_f32_dq_bytes<D, V>(32, te__attn_f32_reloads<D, V>()) <= limit ? 32 : 16;
 }
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED>
 struct te__attn_f32_dq_shape : te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(LIMIT)> {
     typedef te__attn_f32_dq_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     typedef te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(LIMIT)> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
-    static constexpr int BYTES = te__attn_f32_dq_bytes<D, V>(qk::T);
+    static constexpr int RELOADS = te__attn_f32_reloads<D, V>(), BYTES = te__attn_f32_dq_bytes<D, V>(qk::T, RELOADS);
+    /* the floats of the memory that two tiles have together, with RELOADS */
+    static constexpr int MAX_TILE = qk::T * te__attn_f32_max_ld<D, V>();
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
 
@@ -249,8 +265,36 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
+/* The tiles of the dq kernel and of the gradient of a score bias, in shared memory: Q, dO, K, V (with RELOADS in the
+ * memory of K), then another tile. */
+struct te__attn_f32_tiles { float *q, *dout, *k, *v, *next; };
+template <class C> TE_FN te__attn_f32_tiles te__attn_f32_tiles_of(void) {
+    typedef typename C::value CV;
+    te__attn_f32_tiles t;
+    t.q = (float *)te__attention_shared, t.dout = t.q + C::T * C::LD, t.k = t.dout + C::T * CV::LD;
+    t.v = C::RELOADS ? t.k : t.k + C::T * C::LD, t.next = C::RELOADS ? t.k + C::MAX_TILE : t.v + C::T * CV::LD;
+    return t;
+}
+/* Loads tiles of K and V from key k0 on to shared memory, and computes s = Q K^T and dp = dO V^T, for the tiles of Q
+ * and dO in shared memory. kv: the tensor of the keys and values. */
+template <class C, int D, int V, int ALIGNED>
+TE_FN void te__attn_f32_s_and_dp(float (&s)[C::R][C::R], float (&dp)[C::R][C::R], const te__attn_f32_tiles &t,
+                                 const float *kv, const te__attn_head &h, int k0) {
+    typedef typename C::value CV;
+    te__attn_f32_load<C, D, ALIGNED>(t.k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+    if (!C::RELOADS) te__attn_f32_load<CV, V, ALIGNED>(t.v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+    __syncthreads();
+    te__attn_f32_product_nt<C>(s, t.q, t.k);
+    if (C::RELOADS) {
+        __syncthreads();
+        te__attn_f32_load<CV, V, ALIGNED>(t.v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        __syncthreads();
+    }
+    te__attn_f32_product_nt<CV>(dp, t.dout, t.v);
+}
+
 /* The dq kernel of backward: delta = rowsum(dO * O), dQ = scale * dS K. Grid: (batch * heads, tiles of queries).
- * Contents of shared memory: Q, dO, K, V, dS. */
+ * Contents of shared memory: te__attn_f32_tiles, the last of them dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -263,21 +307,21 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     const int q0 = (int)(te__attn_keys_grow(m) ? gridDim.y - 1 - blockIdx.y : blockIdx.y) * C::T;
     if (F::VARLEN && q0 >= seq) return;
     const te__attn_range keys = te__attn_keys_of(m, q0, C::T);
-    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
-    float *v = k + C::T * C::LD, *ds = v + C::T * CV::LD;
+    const te__attn_f32_tiles tile = te__attn_f32_tiles_of<C>();
     const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
     const float *out = (const float *)a->out + h.out;
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dq[C::R][C::COLS][4], lse[C::R], delta[C::R], factor[C::R];
     te__attn_f32_clear<C>(dq);
-    te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-    te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width, seq - q0);
+    te__attn_f32_load<C, D, ALIGNED>(tile.q, qkv + h.q + q0 * h.width, h.width, seq - q0);
+    te__attn_f32_load<CV, V, ALIGNED>(tile.dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+                                      seq - q0);
     __syncthreads();
     TE_UNROLL for (int i = 0; i < C::R; i++) {
         const int row = q0 + y + 16 * i;
         float sum = 0;
         if (row < seq)
-            for (int d = x; d < V; d += 16) sum += dout[(y + 16 * i) * CV::LD + d] * out[row * h.out_width + d];
+            for (int d = x; d < V; d += 16) sum += tile.dout[(y + 16 * i) * CV::LD + d] * out[row * h.out_width + d];
         delta[i] = te__attn_f32_row_sum(sum), lse[i] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
         if (x == 0 && row < seq) a->delta[h.row + row] = delta[i];
         factor[i] = a->scale;
@@ -285,11 +329,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     for (int k0 = keys.first / C::T * C::T; k0 < keys.end; k0 += C::T) {
         float s[C::R][C::R], dp[C::R][C::R];
         __syncthreads();
-        te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
-        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
-        __syncthreads();
-        te__attn_f32_product_nt<C>(s, q, k);
-        te__attn_f32_product_nt<CV>(dp, dout, v);
+        te__attn_f32_s_and_dp<C, D, V, ALIGNED>(s, dp, tile, kv, h, k0);
         const te__attn_alibi_bias alibi =
             te__attn_alibi_at<HEADS, F>(a->whole, h.head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, h.head, q0 + y, k0 + x, m.shift);
@@ -303,15 +343,19 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
                 if (F::DROP) dp[i][j] = te__attn_drops_pair<HEADS, F>(a, h, row, key) ? 0 : dp[i][j] * F::FACTOR;
                 s[i][j] = p * te__attn_softcap_grad<F>(s[i][j]) * (dp[i][j] - delta[i]);
             }
-        te__attn_f32_put<C>(ds, s);
+        te__attn_f32_put<C>(tile.next, s);
+        if (C::RELOADS) {
+            __syncthreads();
+            te__attn_f32_load<C, D, ALIGNED>(tile.k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
+        }
         __syncthreads();
-        te__attn_f32_product_nn<C>(dq, ds, k);
+        te__attn_f32_product_nn<C>(dq, tile.next, tile.k);
     }
     te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
 
 /* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q. Grid: (batch * kv_heads, tiles of keys). Contents of
- * shared memory: Q, dO, K, V, then P, later dS in its place. */
+ * shared memory: Q, dO (with RELOADS in the memory of Q), K, V, then P, later dS in its place. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -323,8 +367,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
     if (F::VARLEN && k0 >= seq) return;
     const te__attn_mask m = te__attn_mask_at<F>(h0);
     const te__attn_range queries = te__attn_queries_of(m, k0, C::T);
-    float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD, *k = dout + C::T * CV::LD;
-    float *v = k + C::T * C::LD, *p = v + C::T * CV::LD;
+    float *q = (float *)te__attention_shared, *dout = C::RELOADS ? q : q + C::T * C::LD;
+    float *k = C::RELOADS ? q + C::MAX_TILE : dout + C::T * CV::LD, *v = k + C::T * C::LD, *p = v + C::T * CV::LD;
     const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     float dk[C::R][C::COLS][4], dv[C::R][CV::COLS][4], one[C::R], scale[C::R];
@@ -337,11 +381,16 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
         for (int q0 = queries.first / C::T * C::T; q0 < queries.end; q0 += C::T) {
             float s[C::R][C::R], dp[C::R][C::R];
             __syncthreads();
+            const float *const rows = (const float *)a->dout + h.out + q0 * h.out_width;
             te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
-            te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
-                                              seq - q0);
+            if (!C::RELOADS) te__attn_f32_load<CV, V, ALIGNED>(dout, rows, h.out_width, seq - q0);
             __syncthreads();
             te__attn_f32_product_nt<C>(s, k, q);
+            if (C::RELOADS) {
+                __syncthreads();
+                te__attn_f32_load<CV, V, ALIGNED>(dout, rows, h.out_width, seq - q0);
+                __syncthreads();
+            }
             te__attn_f32_product_nt<CV>(dp, v, dout);
             const te__attn_alibi_bias alibi =
                 te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, q0 + x + m.shift - k0 - y);
@@ -366,6 +415,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv
             te__attn_f32_product_nn<CV>(dv, p, dout);
             __syncthreads();
             te__attn_f32_put<C>(p, dp);
+            if (C::RELOADS) te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, seq - q0);
             __syncthreads();
             te__attn_f32_product_nn<C>(dk, p, q);
         }
@@ -397,21 +447,17 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head);
         const te__attn_mask m = te__attn_mask_at<F>(h);
         if (!te__attn_tile_seen<F>(m, q0, C::T, k0, C::T)) return;
-        float *q = (float *)te__attention_shared, *dout = q + C::T * C::LD;
-        float *k = dout + C::T * CV::LD, *v = k + C::T * C::LD, s[C::R][C::R], dp[C::R][C::R];
+        const te__attn_f32_tiles tile = te__attn_f32_tiles_of<C>();
+        float s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
         /* after this barrier all threads have read the tiles of the previous sequence, whose memory may be
          * overwritten */
         __syncthreads();
-        te__attn_f32_load<C, D, ALIGNED>(q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
-        te__attn_f32_load<CV, V, ALIGNED>(dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
+        te__attn_f32_load<C, D, ALIGNED>(tile.q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
+        te__attn_f32_load<CV, V, ALIGNED>(tile.dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,
                                           h.seq - q0);
-        te__attn_f32_load<C, D, ALIGNED>(k, kv + h.k + k0 * h.kv_width, h.kv_width, h.keys - k0);
-        te__attn_f32_load<CV, V, ALIGNED>(v, kv + h.v + k0 * h.kv_width, h.kv_width, h.keys - k0);
-        __syncthreads();
-        te__attn_f32_product_nt<C>(s, q, k);
-        te__attn_f32_product_nt<CV>(dp, dout, v);
+        te__attn_f32_s_and_dp<C, D, V, ALIGNED>(s, dp, tile, kv, h, k0);
         const te__attn_alibi_bias alibi =
             te__attn_alibi_at<HEADS, F>(a->whole, head, a->scale, q0 + y + m.shift - k0 - x);
         const te__attn_score_bias bias = te__attn_score_bias_at<TE_f32, F>(a, head, q0 + y, k0 + x, m.shift);

@@ -26,12 +26,16 @@
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shape {
     typedef te__attn_dq_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int MAX_DIM = D > V ? D : V;
-    static constexpr int WARPS = 4, M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
-    static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
-    static constexpr int bytes(int tile) {
-        return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(ROWS + 2 * tile);
+    static constexpr int M = MAX_DIM <= 128 ? 2 : 1, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
+    static constexpr int bytes(int rows, int tile) {
+        return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    static constexpr int TILE = bytes(32) <= LIMIT ? 32 : 16, BYTES = bytes(TILE);
+    /* the number of warps with different rows, and the number of slices of dQ, each of which has so many warps */
+    static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : bytes(2 * M * 16, 16) <= LIMIT ? 2 : 1;
+    static constexpr int SLICES = te__attn_slices<D>(), ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
+    static constexpr int TILE = bytes(ROWS, 32) <= LIMIT ? 32 : 16, BYTES = bytes(ROWS, TILE);
+    /* the distance between the rows of dQ in the shared memory through which each warp stores its slice of dQ */
+    static constexpr uint32_t STORE_ROW = te__attn_row_bytes<te__attn_slice<D>()>();
 };
 
 /* Returns the address in te_attention_args.sum at which a warp stores the sum of column `column` over the warp's ROWS
@@ -52,9 +56,11 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The position of the block. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles
-     * of keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    /* The position of the block. warp, slice: the index of the warp's rows, and of its slice of dQ; q0: the first query
+     * of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's queries see;
+     * warp_tiles: the tiles of keys that the warp's queries see. */
+    const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
+    const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
@@ -79,7 +85,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
     /* lse is held times log2(e), for exponentials in base 2 */
-    float dq[M][te__attn_columns<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2];
+    float dq[M][te__attn_slice<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
@@ -95,7 +101,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             delta += __shfl_xor_sync(~0u, delta, 1);
             delta += __shfl_xor_sync(~0u, delta, 2);
             minus_delta[m][e] = -delta, lse[m][e] = row < seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;
-            if (t == 0 && row < seq) a->delta[h.row + row] = delta;
+            if (t == 0 && slice == 0 && row < seq) a->delta[h.row + row] = delta;
         }
     for (int i = tiles.first; i < tiles.end; i++) {
         /* Wait for tile i of the keys and values, then start to load the next one. */
@@ -146,7 +152,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         /* dQ += dS K */
         uint32_t ds[M][N / 2][4];
         te__attn_pack_all<T, M, N>(ds, s);
-        te__attn_product_nn<T, M, N / 2, D>(dq, ds, k_tile + te__attn_lane_a<D>(lane));
+        te__attn_product_nn<T, M, N / 2, D>(
+            dq, ds, k_tile + te__attn_lane_a<D>(lane) + (uint32_t)(slice * te__attn_slice<D>() * 2));
     }
     te__attn_drain_copies<F>(tiles.end - tiles.first);
     float factor[M][2];
@@ -155,7 +162,9 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
         (uint16_t *)a->dqkv + h.q + row0 * h.width, h.width, seq - row0,
         te__attn_sum<QKV, M * 16>(a, (int)blockIdx.x / HEADS, row0, (int)blockIdx.x % HEADS * D), nullptr,
         te__attn_amax_output<F>(a)};
-    te__attn_rows_store<T, M, D>(to, dq, factor, te__attention_shared + warp * M * 16 * ROW);
+    if (C::SLICES > 1) __syncthreads(); /* all warps have finished reading Q */
+    te__attn_rows_store<T, M, D>(to, dq, factor,
+                                 te__attention_shared + (slice * C::WARPS + warp) * M * 16 * C::STORE_ROW, slice);
 }
 
 /* ---- dK and dV ---------------------------------------------------------------------------------------------------
@@ -165,7 +174,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
  *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
  * So each warp accumulates only dV or only dK, for M * 16 rows. If one warp accumulated both, it would have registers
  * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute two
- * products of the same form (A B^T, then P B), with different operands. */
+ * products of the same form (A B^T, then P B), with different operands. With two slices, two dV warps and two dK warps
+ * process the same keys; each accumulates half the columns. */
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_shape {
     typedef te__attn_dkdv_shape<D, V, TE__ATTN_SHARED_SMALL> small;
     static constexpr int bytes(int rows, int tile) {
@@ -179,14 +189,20 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int all_bytes(int pairs, int tile) {
         return bytes(pairs * M * 16, tile) + pairs * M * 16 * tile * 2 + 4 * tile * 4;
     }
-    static constexpr int PAIRS = WIDE || (MAX_DIM > 128 && all_bytes(4, 32) <= LIMIT) ? 4 : 2;
+    static constexpr int SLICES = te__attn_slices<MAX_DIM>();
+    static constexpr int PAIRS = WIDE || (MAX_DIM > 128 && SLICES == 1 && all_bytes(4, 32) <= LIMIT) ? 4
+                                 : all_bytes(2, 16) <= LIMIT                                         ? 2
+                                                                                                     : 1;
     /* the number of queries in a tile */
     static constexpr int TILE = WIDE ? 64 : all_bytes(PAIRS, 32) <= LIMIT ? 32 : 16;
     /* 1 if the fragments of K or V stay in registers for all tiles of queries */
     static constexpr int HELD = MAX_DIM <= 64 && D == V;
-    static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 ? 2 : 1;
+    static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : PAIRS == 2 && SLICES == 1 ? 2 : 1;
     /* ROWS: the number of keys that a block processes */
-    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * 64;
+    static constexpr int ROWS = PAIRS * M * 16, THREADS = PAIRS * SLICES * 64;
+    /* the largest number of columns of dV or dK that a warp accumulates */
+    static constexpr int MAX_SLICE = te__attn_slice<D>() > te__attn_slice<V>() ? te__attn_slice<D>()
+                                                                               : te__attn_slice<V>();
     static constexpr int TILES_BYTES = bytes(ROWS, TILE), BYTES = all_bytes(PAIRS, TILE);
 };
 
@@ -211,11 +227,11 @@ template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns the array `sum`, whose size is for the larger of head_dim and V, as an array of accumulators for heads of
- * size N. No number is moved. */
+/* Returns the array `sum`, whose size is for the larger of head_dim and V, as an array of accumulators for a slice of
+ * heads of size N. No number is moved. */
 template <int N, int M, int MAX_TILES>
-TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_columns<N>() / 8][4] {
-    return *(float (*)[M][te__attn_columns<N>() / 8][4])(void *)&sum[0][0][0];
+TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_slice<N>() / 8][4] {
+    return *(float (*)[M][te__attn_slice<N>() / 8][4])(void *)&sum[0][0][0];
 }
 
 /* The constants of one step of the dkdv kernel for a pair of warps: the pair's keys, and a tile of queries of one query
@@ -289,9 +305,9 @@ TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&
 }
 
 /* Called by the dV warp of a pair: computes p = P^T from s = S^T - lse, as the A operand of the product for dV, and
- * passes P^T (with softcap or dropout: ds_factor) to the dK warp through shared memory. */
+ * passes P^T (with softcap or dropout: ds_factor) to the dK warp through shared memory if `passes` is 1. */
 template <te_dtype T, int HEADS, class F, int M, int N>
-TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x) {
+TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], const te__attn_dkdv_step &x, int passes) {
     uint32_t ds_factor[M][N / 2][4];
     const te__attn_alibi_bias alibi =
         te__attn_alibi_at<HEADS, F>(x.a->whole, x.head, x.a->scale, x.query + x.mask.shift - x.key);
@@ -309,6 +325,7 @@ TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], cons
                 }
     }
     te__attn_pack_all<T, M, N>(p, s);
+    if (!passes) return;
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int k = 0; k < N / 2; k++) {
             const uint32_t *u = F::SEPARATE_DS ? ds_factor[m][k] : p[m][k];
@@ -352,10 +369,13 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* The position of the block. k0: the first key of the block; key0: the first key of this pair of warps; tiles: the
-     * tiles of queries that see the block's keys; warp_tiles: the tiles of queries that see the pair's keys. */
+    /* The position of the block. makes_dk, slice: which of dV and dK the warp accumulates, and which slice of it. A
+     * warp is idle if its slice does not exist: dV may have one slice and dK two, or the opposite. k0: the first key of
+     * the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see the block's keys;
+     * warp_tiles: the tiles of queries that see the pair's keys. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS;
+    const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS / C::SLICES, slice = warp / C::PAIRS % C::SLICES;
+    const int is_idle = slice >= (makes_dk ? te__attn_slices<D>() : te__attn_slices<V>());
     const int batch = (int)blockIdx.x / KV_HEADS, head0 = (int)blockIdx.x % KV_HEADS * GROUP;
     const te__attn_head h = te__attn_head_of<HEADS, KV_HEADS, D, F>(a, batch, head0);
     const int k0 = (int)blockIdx.y * C::ROWS, key0 = k0 + pair * M * 16, seq = h.seq;
@@ -379,7 +399,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     te__attn_queries_load<D, V, QKV, OUT, C>(q_tile, te__shared_address(lse_delta), a, h, 0, tiles.first * TILE);
 
     uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
-    float sum[M][te__attn_columns<C::MAX_DIM>() / 8][4] = {}; /* the accumulators of dV; in the dK warp, of dK */
+    float sum[M][C::MAX_SLICE / 8][4] = {}; /* the accumulators of dV; in the dK warp, of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
         /* Wait for this tile of queries, then start to load the next one, which belongs to the same query head or to
          * the next query head that shares the KV head. */
@@ -397,9 +417,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         }
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
-        if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1)) {
-            /* No query of the tile sees a key of this pair of warps: both warps only take part in the barrier that the
-             * other pairs need to exchange P^T. */
+        if (is_idle || (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1))) {
+            /* No query of the tile sees a key of this pair of warps, or this warp is idle: it only takes part in the
+             * barrier that other warps need to exchange P^T. */
             __syncthreads();
             continue;
         }
@@ -408,7 +428,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
         /* b_nt: the address of operand B of the first product, S^T (in the dK warp: dP^T), which is Q (dO). b_nn: the
          * address of operand B of the second product, dV (in the dK warp: dK), which is dO (Q). */
-        const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES;
+        const uint32_t slice_bytes = slice * 2 * (makes_dk ? te__attn_slice<D>() : te__attn_slice<V>());
+        const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES + slice_bytes;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
         const te__attn_dkdv_step step = {
             a, mask, warp_tiles, tile_now, batch, head, key0 + g, tile_now * TILE + t * 2, unit, c, column, exchange};
@@ -427,7 +448,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
          * diverge. A barrier for only the two warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
-            te__attn_make_p<T, HEADS, F, M, N>(p, s, step);
+            te__attn_make_p<T, HEADS, F, M, N>(p, s, step, C::SLICES == 1 || slice == 0);
             __syncthreads();
         } else {
             __syncthreads();
@@ -453,14 +474,21 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
     /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
-     * its rows of V: if D and V differ, their sizes match only in this way. */
-    if constexpr (V != D) {
+     * its rows of V: if D and V differ, their sizes match only in this way. Two slices do not fit there: all warps
+     * first finish reading shared memory, and then each has a part of it. */
+    if constexpr (V != D || C::SLICES > 1) {
+        constexpr uint32_t STORE_BYTES = M * 16 * te__attn_row_bytes<C::MAX_SLICE>();
+        static_assert(C::SLICES == 1 || C::THREADS / 32 * STORE_BYTES <= C::BYTES,
+                      "te: attention: dK leaves through shared memory");
+        if (C::SLICES > 1) __syncthreads();
+        if (is_idle) return;
         unsigned char *const through =
-            te__attention_shared + te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS);
-        if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through);
-        else te__attn_rows_store<T, M, V>(to, te__attn_accumulator_view<V>(sum), factor, through);
+            te__attention_shared + (C::SLICES > 1 ? warp * STORE_BYTES
+                                                  : te__attn_pair_rows<D, V>(!makes_dk, pair * M * 16, C::ROWS));
+        if (makes_dk) te__attn_rows_store<T, M, D>(to, te__attn_accumulator_view<D>(sum), factor, through, slice);
+        else te__attn_rows_store<T, M, V>(to, te__attn_accumulator_view<V>(sum), factor, through, slice);
     } else {
-        te__attn_rows_store<T, M, D>(to, sum, factor, te__attention_shared + rows);
+        te__attn_rows_store<T, M, D>(to, sum, factor, te__attention_shared + rows, 0);
     }
 }
 
@@ -469,7 +497,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct te__attn_dbias_sm80 {
     static constexpr int V = te__attn_value_dim<D, F>(), MAX_DIM = D > V ? D : V;
     static constexpr int bytes(int rows) { return te__attn_tile_bytes<D>(rows) + te__attn_tile_bytes<V>(rows); }
-    static constexpr int WARPS = 4, ROWS = 64, THREADS = 128, BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
+    static constexpr int WARPS = MAX_DIM <= 256 ? 4 : 2, ROWS = WARPS * 16, THREADS = WARPS * 32;
+    static constexpr int BLOCKS = MAX_DIM <= 64 ? 3 : MAX_DIM <= 128 ? 2 : 1;
     static constexpr int fits(int tile) {
         return bytes(ROWS + tile) + te__attn_bucket_bytes<F>(ROWS, tile) <= LIMIT;
     }

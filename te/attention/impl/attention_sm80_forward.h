@@ -2,9 +2,10 @@
  * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. The kernel runs algorithm
  * 1 of FlashAttention-2 (Dao 2023).
  *
- * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them; keys and values are loaded in tiles
- * of TILE keys, in two stages. A warp with 32 queries (M = 2) uses each B fragment that it loads from shared memory for
- * two products; with 16 queries, the bandwidth of shared memory would be the limit instead of the tensor cores.
+ * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them, or with two slices of the output two
+ * warps M * 16 of them; keys and values are loaded in tiles of TILE keys, in two stages. A warp with 32 queries (M = 2)
+ * uses each B fragment that it loads from shared memory for two products; with 16 queries, the bandwidth of shared
+ * memory would be the limit instead of the tensor cores.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads) *
  * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs from head_dim, replace 2 * head_dim
@@ -24,16 +25,22 @@
  * each, and at head_dim 128 the opposite. */
 template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward_shape {
     typedef te__attn_forward_shape<D, V, TE__ATTN_SHARED_SMALL> small;
-    static constexpr int WARPS = 4, M = V > 64 && V <= 128 ? 2 : 1;
+    static constexpr int M = V > 64 && V <= 128 && D <= 256 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1; /* 1 if the fragments of Q stay in registers */
     /* how many blocks run on a multiprocessor */
-    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : V <= 128 ? 2 : 1;
-    static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * 32;
-    static constexpr int bytes(int tile) {
-        return te__attn_tile_bytes<D>(ROWS + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
+    static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : D <= 256 && V <= 128 ? 2 : 1;
+    static constexpr int bytes(int rows, int tile) {
+        return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
     }
-    static constexpr int TILE = D <= 128 && bytes(64) <= LIMIT ? 64 : 32, BYTES = bytes(TILE);
-    static_assert(te__attn_tile_bytes<V>(ROWS) <= BYTES, "te: attention: O leaves through shared memory");
+    /* the number of warps with different rows, and the number of slices of O, each of which has so many warps */
+    static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : 2, SLICES = te__attn_slices<V>();
+    static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
+    static constexpr int TILE = D <= 128 && bytes(ROWS, 64) <= LIMIT ? 64 : bytes(ROWS, 32) <= LIMIT ? 32 : 16;
+    static constexpr int BYTES = bytes(ROWS, TILE);
+    /* the distance between the rows of O in the shared memory through which each warp stores its slice of O */
+    static constexpr uint32_t STORE_ROW = V > D || SLICES > 1 ? te__attn_row_bytes<te__attn_slice<V>()>()
+                                                              : te__attn_row_bytes<D>();
+    static_assert(ROWS * SLICES * STORE_ROW <= BYTES, "te: attention: O leaves through shared memory");
 };
 
 /* Returns the maximum of v over the four lanes that together hold a row. */
@@ -89,9 +96,11 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The position of the block. q0: the first query of the block; row0: the first query of the warp; tiles: the tiles
-     * of keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    /* The position of the block. warp, slice: the index of the warp's rows, and of its slice of O; q0: the first query
+     * of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's queries see;
+     * warp_tiles: the tiles of keys that the warp's queries see. */
+    const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
+    const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =
         te__attn_head_of<HEADS, KV_HEADS, D, F>(a, (int)blockIdx.x / HEADS, (int)blockIdx.x % HEADS);
     const int seq = h.seq;
@@ -115,7 +124,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
 
     uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
     /* o: O before the division by the sum; sum: the sum of this lane's elements of P, for each row */
-    float o[M][te__attn_columns<V>() / 8][4] = {}, row_max[M][2], sum[M][2];
+    float o[M][te__attn_slice<V>() / 8][4] = {}, row_max[M][2], sum[M][2];
     const float sink = te__attn_sink<T, F>(a, h.head);
     TE_UNROLL for (int m = 0; m < M; m++) {
         row_max[m][0] = row_max[m][1] = sink, sum[m][0] = sum[m][1] = F::SINKS && t == 0 ? 1.0f : 0.0f;
@@ -162,14 +171,15 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
          * after a few tiles */
         if (__any_sync(~0u, changed))
             TE_UNROLL for (int m = 0; m < M; m++)
-                TE_UNROLL for (int n = 0; n < te__attn_columns<V>() / 8; n++)
+                TE_UNROLL for (int n = 0; n < te__attn_slice<V>() / 8; n++)
                     TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] *= rescale[m][e / 2];
         if (F::DROP && a->rng)
             te__attn_apply_dropout<F, M, N>(a, te__attn_draw_row_of<HEADS>(a, (int)blockIdx.x, row0), g, k0 + t * 2,
                                             [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
         uint32_t p[M][N / 2][4];
         te__attn_pack_all<T, M, N>(p, s);
-        te__attn_product_nn<T, M, N / 2, V>(o, p, k_tile + K_BYTES + te__attn_lane_a<V>(lane));
+        te__attn_product_nn<T, M, N / 2, V>(
+            o, p, k_tile + K_BYTES + te__attn_lane_a<V>(lane) + (uint32_t)(slice * te__attn_slice<V>() * 2));
     }
     te__attn_drain_copies<F>(tiles.end - tiles.first);
 
@@ -181,22 +191,23 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
             inverse[m][e] = (F::DROP && a->rng ? F::FACTOR : 1.0f) / sum[m][e];
             const int row = row0 + m * 16 + g + e * 8, empty = te__attn_sees_no_key<F>(sum[m][e]);
             if (empty) inverse[m][e] = 0;
-            if (a->lse && t == 0 && row < seq)
+            if (a->lse && t == 0 && slice == 0 && row < seq)
                 a->lse[h.row + row] =
                     empty ? INFINITY : row_max[m][e] * te__attn_score_unit<F>(a->scale) + logf(sum[m][e]);
             if constexpr (F::MAX_LOGIT) {
                 max_logit[m][e] = te__attn_quad_max(max_logit[m][e]);
-                if (a->row_max_logit && t == 0 && row < seq)
+                if (a->row_max_logit && t == 0 && slice == 0 && row < seq)
                     a->row_max_logit[h.row + row] = max_logit[m][e] * te__attn_score_unit<F>(a->scale);
             }
         }
-    /* A warp's rows of O take more shared memory than its rows of Q, and extend into the rows of other warps; so wait
-     * until all warps have finished reading Q. */
-    if (V > D) __syncthreads();
+    /* If a warp's rows of O do not lie within its own rows of Q in shared memory, wait until all warps have finished
+     * reading Q. */
+    if (V > D || C::SLICES > 1) __syncthreads();
     const float *const scale = te__attn_out_scale<F>(a);
     const te__attn_destination out = {te__attn_out_at(a->out, h.out + row0 * h.out_width, scale), h.out_width,
                                       seq - row0, nullptr, scale, te__attn_amax_output<F>(a)};
-    te__attn_rows_store<T, M, V>(out, o, inverse, te__attention_shared + warp * M * 16 * (V > D ? OUT_ROW : ROW));
+    te__attn_rows_store<T, M, V>(out, o, inverse,
+                                 te__attention_shared + (slice * C::WARPS + warp) * M * 16 * C::STORE_ROW, slice);
 }
 
 #endif

@@ -8,8 +8,10 @@
  *     te__attn_pack_all<T, M, N>(p, s);
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
- * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma. The columns from D
- * on are filled with zeros in shared memory, and are not stored to global memory. The rows of a tile are padded by 16
+ * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma, or above 256 to a
+ * multiple of 32. The columns from D on are filled with zeros in shared memory, and are not stored to global memory.
+ * Above 256, two warps compute the same scores, and each half the columns of the output, because a thread has too few
+ * registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by 16
  * bytes: then a row is an odd number of 16-byte units, so that the 8 rows that an ldmatrix reads are in different
  * banks. With padding, unlike with a swizzle, every address is a register plus a constant.
  *
@@ -70,9 +72,16 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
 }
-/* The number of columns of a tile in shared memory, and the bytes of one of its rows with padding, for a head size D,
- * which is a multiple of 8. */
-template <int D> TE_BOTH constexpr int te__attn_columns(void) { return (D + 15) / 16 * 16; }
+/* The number of slices into which the columns of an output of head size D are divided: a warp has the accumulators of
+ * one slice. */
+template <int D> TE_BOTH constexpr int te__attn_slices(void) { return D > 256 ? 2 : 1; }
+/* The number of columns of a tile in shared memory, those of a slice, and the bytes of one of the tile's rows with
+ * padding, for a head size D, which is a multiple of 8. */
+template <int D> TE_BOTH constexpr int te__attn_columns(void) {
+    constexpr int UNIT = 16 * te__attn_slices<D>();
+    return (D + UNIT - 1) / UNIT * UNIT;
+}
+template <int D> TE_BOTH constexpr int te__attn_slice(void) { return te__attn_columns<D>() / te__attn_slices<D>(); }
 template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
@@ -102,13 +111,15 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     /* CHUNKS: the number of 16-byte chunks of a row; STEP: the number of rows that the block copies at a time */
     constexpr int CHUNKS = te__attn_columns<D>() / 8, STEP = THREADS / CHUNKS;
     constexpr uint32_t MOVE = STEP * te__attn_row_bytes<D>();
+    constexpr int IS_PADDED = D != te__attn_columns<D>();
+    static_assert(CHUNKS <= THREADS, "te: attention: a block copies at least one row at a time");
     const int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
-    const int in_head = D % 16 == 0 || chunk < D / 8; /* 0 if this chunk lies beyond the head's D columns */
+    const int in_head = !IS_PADDED || chunk < D / 8; /* 0 if this chunk lies beyond the head's D columns */
     const uint32_t to = tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16;
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
     /* All tiles except the last one have ROWS valid rows; for them every address is a register plus a constant. */
-    if (D % 16 == 0 && valid >= ROWS) {
+    if (!IS_PADDED && valid >= ROWS) {
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
     } else {
@@ -151,12 +162,13 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4],
     }
 }
 
-/* Computes o += P B. P has M * 16 rows and K * 16 columns, and is in registers, as fragments. B has K * 16 rows of
- * heads of size D, and is in shared memory, where b is the address that this lane passes to ldmatrix. */
+/* Computes o += P B, for one slice of the columns of B. P has M * 16 rows and K * 16 columns, and is in registers, as
+ * fragments. B has K * 16 rows of heads of size D, and is in shared memory, where b is the address that this lane
+ * passes to ldmatrix for the first columns of the slice. */
 template <te_dtype T, int M, int K, int D>
-TE_FN void te__attn_product_nn(float (&o)[M][te__attn_columns<D>() / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
+TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
-        TE_UNROLL for (int n = 0; n < te__attn_columns<D>() / 8; n += 2) {
+        TE_UNROLL for (int n = 0; n < te__attn_slice<D>() / 8; n += 2) {
             uint32_t fb[4];
             te__attn_ldmatrix_transposed(fb, b + (uint32_t)k * 16 * te__attn_row_bytes<D>() + (uint32_t)n * 16);
             TE_UNROLL for (int m = 0; m < M; m++) {
@@ -569,33 +581,38 @@ struct te__attn_destination {
      * amax is not computed */
     float *amax;
 };
-/* Stores the D columns of each row of o, multiplied by the row's factor. The numbers pass through `tile`, shared memory
- * of this warp, so that each lane can write 16 bytes at a time to global memory. */
+/* Stores a slice of the D columns of each row, which o holds, multiplied by the row's factor. The numbers pass through
+ * `tile`, shared memory of this warp, so that each lane can write 16 bytes at a time to global memory. slice: the index
+ * of the slice; 0 if there is only one. */
 template <te_dtype T, int M, int D>
-TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_columns<D>() / 8][4],
-                               const float (&factor)[M][2], unsigned char *tile) {
-    constexpr int ROW = (int)te__attn_row_bytes<D>();
+TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_slice<D>() / 8][4],
+                               const float (&factor)[M][2], unsigned char *tile, int slice) {
+    constexpr int SLICE = te__attn_slice<D>(), SLICES = te__attn_slices<D>(), COLUMNS = SLICES == 1 ? D : SLICE;
+    constexpr int ROW = (int)te__attn_row_bytes<SLICE>();
+    /* first: the first column of the slice; columns: how many it has, which may be fewer in the last slice */
+    const int first = SLICES == 1 ? 0 : slice * SLICE, columns = SLICES == 1 || slice == 0 ? COLUMNS : D - SLICE;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
     TE_UNROLL for (int m = 0; m < M; m++)
-        TE_UNROLL for (int n = 0; n < te__attn_columns<D>() / 8; n++)
+        TE_UNROLL for (int n = 0; n < SLICE / 8; n++)
             TE_UNROLL for (int h = 0; h < 2; h++)
                 *(uint32_t *)(tile + (m * 16 + g + h * 8) * ROW + (n * 8 + t * 2) * 2) =
                     te_pair_of_floats(o[m][n][2 * h] * factor[m][h], o[m][n][2 * h + 1] * factor[m][h], T);
     __syncwarp();
-    for (int col = 2 * lane; d.sum && d.valid > 0 && col < D; col += 64) {
+    for (int col = 2 * lane; d.sum && d.valid > 0 && col < columns; col += 64) {
         float2 s = make_float2(0, 0);
         for (int row = 0; row < M * 16 && row < d.valid; row++) {
             const float2 x = te_floats_of_pair(*(const uint32_t *)(tile + row * ROW + col * 2), T);
             s.x += x.x, s.y += x.y;
         }
-        *(float2 *)(d.sum + col) = s;
+        *(float2 *)(d.sum + first + col) = s;
     }
     uint32_t largest = 0;
-    for (int c = lane; c < M * 16 * (D / 8); c += 32) {
-        const int row = c / (D / 8), chunk = c % (D / 8);
+    for (int c = lane; c < M * 16 * (COLUMNS / 8); c += 32) {
+        const int row = c / (COLUMNS / 8), chunk = c % (COLUMNS / 8);
+        if (chunk * 8 >= columns) continue;
         const uint4 eight = *(const uint4 *)(tile + row * ROW + chunk * 16);
-        void *const at = te__attn_out_at(d.to, row * d.width + chunk * 8, d.scale);
+        void *const at = te__attn_out_at(d.to, row * d.width + first + chunk * 8, d.scale);
         if (row < d.valid && d.scale) *(uint2 *)at = te__attn_to_e4m3<T>(eight, d.scale);
         else if (row < d.valid) *(uint4 *)at = eight;
         if (row < d.valid) te__attn_track_amax(&largest, eight);

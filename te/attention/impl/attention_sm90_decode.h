@@ -708,11 +708,12 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 /* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
 /* Returns whether there are kernels for decoding with these template arguments. A row must have a multiple of 64
- * elements: only such rows are swizzled in the cache, which avoids bank conflicts. */
+ * elements: only such rows are swizzled in the cache, which avoids bank conflicts. Rows of more than 256 elements do
+ * not fit into the registers and the shared memory of these kernels. */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
-    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && D % 64 == 0 && V % 64 == 0;
+    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && D % 64 == 0 && V % 64 == 0 && D <= 256 && V <= 256;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
 struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS),

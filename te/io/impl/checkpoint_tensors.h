@@ -117,8 +117,11 @@ typedef struct te__checkpoint_tensors {
                                   * (name_bytes) */
     te_adamw_state state;
     te_rng rng;
-    int64_t step[2], recipes[3]; /* the values of the numbers */
+    int64_t step[2], recipes[3], loss_scale_steps; /* the values of the numbers */
     uint64_t random[2];
+    float loss_scale;
+    /* 1: the file has the state of dynamic loss scaling (loss_scale and loss_scale_steps) */
+    int has_loss_scale;
     /* with a pipeline, each model must be saved by one stage. saves: the sum of te__model_mark over the models that
      * this rank has and that are no copies, on one rank of each stage, on others 0; models: the same sum over all
      * models */

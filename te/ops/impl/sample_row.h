@@ -205,6 +205,12 @@ TE_FN uint32_t te__sample_drawable(uint32_t key) {
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
+/* Returns a key that is not above the key of any token that min-p keeps: its logit is at least that of the most likely
+ * token plus temperature ln(min_p). top: the key of the most likely token; 0.01: more than the rounding errors. */
+TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temperature) {
+    const float log_of = (log2f(fminf(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E;
+    return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
+}
 #define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: a float of this size is an integer */
 /* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7; |d * scale| < 2^21. *shifted: a float
  * whose low bits hold the integer n: adding 1.5 * 2^23 rounds d * scale to n. A Taylor series computes p. */
