@@ -8,7 +8,8 @@
  * model (tensor and sequence parallelism); the ranks of a data group hold the same part of the model's parameters, and
  * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
  * group. With context parallelism (te/context_parallel.h) c consecutive ranks of a data group are a context group: they
- * split the sequences of one batch, so a data group has size / c replicas. With pipeline parallelism
+ * split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv heads than a tensor
+ * group has ranks, c consecutive ranks of it are a copies group: they hold the same k and v. With pipeline parallelism
  * (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of each stage.
  * te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
  */
@@ -77,7 +78,7 @@ struct te_comm;
 struct te_peer_memory;
 struct te__overlap_memory;
 typedef struct te_group {
-    const char *name; /* "world", "tensor", "data", "context", "pipeline", "embedding" */
+    const char *name; /* "world", "tensor", "copies", "data", "context", "pipeline", "embedding" */
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
@@ -93,7 +94,7 @@ typedef struct te_group {
 typedef struct te_comm {
     /* pipeline: the ranks of all stages that have the same ranks in their tensor and data groups; embedding: the first
      * and the last of these, or on another stage this rank alone */
-    te_group world, tensor, data, context, pipeline, embedding;
+    te_group world, tensor, copies, data, context, pipeline, embedding;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
@@ -110,6 +111,10 @@ TE_API const te_group *te__group_of_one(void) {
 }
 TE_API const te_group *te_tensor_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->tensor : te__group_of_one();
+}
+/* The ranks of a tensor group that hold the same heads of k and v (te_comm_config.copies). */
+TE_API const te_group *te__copies_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->copies : te__group_of_one();
 }
 TE_API const te_group *te_world_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->world : te__group_of_one();
@@ -132,11 +137,12 @@ TE_API const te_group *te_embedding_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->embedding : te__group_of_one();
 }
 
-enum { TE__COMM_GROUPS = 6 };
+enum { TE__COMM_GROUPS = 7 };
 /* Return one of the groups, 0 to TE__COMM_GROUPS - 1. The world group, from which the others are split, is the last. */
 TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
     te_group *const groups[TE__COMM_GROUPS] = {&comm->embedding, &comm->pipeline, &comm->context,
-                                               &comm->data,      &comm->tensor,   &comm->world};
+                                               &comm->data,      &comm->copies,   &comm->tensor,
+                                               &comm->world};
     return groups[i];
 }
 

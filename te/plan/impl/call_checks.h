@@ -95,6 +95,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
         TE_REQUIRE(!plan->op[i].ranks || plan->op[i].ranks == g->size, ctx, TE_ERROR_STATE,
                    "%s: (%s, %s) is for a tensor group of %d ranks, here are %d; te_comm_create makes groups", name,
                    plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
+    TE_TRY(te__check_copies(plan, ctx));
     TE_TRY(te__check_sequences(b, name, ctx));
     TE_TRY(te__check_cp_batch(plan, b, ctx));
     if (te__has_memory(plan)) TE_TRY(te__check_memory(b, name, ctx));
