@@ -233,9 +233,9 @@
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
  * ranks; N must divide HEADS and F. N divides KV, or KV divides N: then N / KV ranks each hold the same heads of k and
  * v, and te_comm_config.copies must be N / KV. In layers with _TP, every rank has all rows. In layers with _SP
- * (sequence parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own rows
- * outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain four
- * additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
+ * (sequence parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own
+ * rows outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain
+ * four additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP, ~, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \

@@ -467,6 +467,7 @@ typedef struct te_saved {
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory in the forward call */
     const void *x;
     void *y;
+    int64_t x_stride, y_stride; /* te_tensor.stride of the forward's x and y */
     size_t used;              /* bytes of `memory` that the forward used */
     int loss_in_backward;     /* 1: forward did not compute the loss; backward computes it and writes y */
     const void *filled;       /* the value of `memory` when forward ran; backward returns an error if `memory` has
