@@ -310,6 +310,7 @@ fails() { # WHAT TEXT PROGRAM ARGUMENT...: with --enable-recovery mpirun does no
     echo "a rank $1: the others say so after $took s"
 }
 fails stops "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" ranks stall 2
+fails "does not come at all" "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" ranks absent 2
 fails "is killed" "all_reduce of the world group, rank [02] of 3" ranks leave 2
 fails "stops within a pipeline" "exchange with rank 1 of the pipeline group, rank [02] of 3: another rank has not come within 2 seconds" pipeline stall
 fails "leaves a pipeline" "exchange with rank 1 of the pipeline group, rank [02] of 3" pipeline leave

@@ -14,7 +14,8 @@
  *
  * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
  * seconds. On the host every collective waits for other ranks, so it can return this error. On CUDA collectives are
- * only enqueued, and te_comm_synchronize, which waits for them, returns the error. After TE_ERROR_COMM the communicator
+ * only enqueued, and te_comm_synchronize, which waits for them, returns the error; but the first collective of each
+ * kind and size connects the ranks, and may itself wait for them and return it. After TE_ERROR_COMM the communicator
  * cannot be used: the process should save its state and exit.
  */
 #ifndef TE_COMM_COMM_H

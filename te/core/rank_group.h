@@ -39,6 +39,8 @@ typedef struct te_transfer {
 enum { TE_EXCHANGE_MAX = 64 };
 /* the largest context group, and the largest pipeline group */
 enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
+/* how many kinds and sizes of NCCL operations a communicator remembers (te_comm.connected) */
+enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
  * them in the same order. count: how many elements each rank contributes or, in reduce_scatter, receives. y and x must
@@ -101,6 +103,10 @@ typedef struct te_comm {
     int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
     void *cp_side;  /* the second stream of the context group, a te_side_stream; null: that group has one rank */
+    /* CUDA: hashes of the last NCCL operations that have connected the ranks which they need (te__nccl_run); 0: none.
+     * connected_at: how many there were */
+    uint64_t connected[TE_COMM_CONNECTED];
+    unsigned connected_at;
     void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
                      * of the groups are split */
 } te_comm;

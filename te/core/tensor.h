@@ -39,7 +39,7 @@ TE_API te_tensor te_strided(void *data, te_dtype dtype, int64_t rows, int64_t co
     return t.stride = stride, t;
 }
 /* Return whether there are elements between the rows of a tensor that do not belong to it. */
-TE_API int te_is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride && t.stride != t.cols; }
+TE_API int te__is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride && t.stride != t.cols; }
 /* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 

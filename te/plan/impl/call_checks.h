@@ -182,8 +182,8 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
  * the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of these overlaps
  * another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call
  * in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address, shape, stride
- * and format. The elements between the rows of a tensor with a stride do not belong to it: x and y may be columns of one
- * matrix.
+ * and format. The elements between the rows of a tensor with a stride do not belong to it: x and y may be columns of
+ * one matrix.
  *
  * The last step of a call in place must not read what it overwrites, unless it works element by element or row by row.
  * Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither element by
@@ -222,10 +222,10 @@ TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
-    const int same_stride = te_is_strided(from) == te_is_strided(to) && (!te_is_strided(to) || from.stride == to.stride);
-    if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype || !same_stride) return 0;
-    if (from.rows != to.rows || from.cols != to.cols) return 0;
-    if (te_is_strided(to)) return 1; /* the steps work on copies of both */
+    const int strided = te__is_strided(to);
+    if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
+    if (from.rows != to.rows || from.cols != to.cols || te__is_strided(from) != strided) return 0;
+    if (strided) return from.stride == to.stride; /* the steps work on copies of both */
     if (op->flags & TE_IS_CROSS) return 0; /* not in place: cross_attention also reads keys and values, which may lie in
                                             * the memory of `from` */
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
@@ -321,7 +321,7 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
 TE_API te_status te__region_add_tensor(te__regions *all, const char *name, te_tensor t, int written, int end) {
     const size_t size = te_dtype_bytes(t.dtype), row = (size_t)t.cols * size;
     te__region to;
-    if (!te_is_strided(t)) return te__region_add(all, name, t.data, (size_t)t.rows * row, written, end);
+    if (!te__is_strided(t)) return te__region_add(all, name, t.data, (size_t)t.rows * row, written, end);
     to.name = name, to.begin = (const char *)t.data, to.row = row, to.stride = (size_t)t.stride * size;
     to.bytes = (size_t)(t.rows - 1) * to.stride + row, to.written = written, to.end = end;
     return te__region_put(all, to);
@@ -350,7 +350,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
-        TE_REQUIRE(!te_is_strided(e->value) && !te_is_strided(e->grad), r->ctx, TE_ERROR_SHAPE,
+        TE_REQUIRE(!te__is_strided(e->value) && !te__is_strided(e->grad), r->ctx, TE_ERROR_SHAPE,
                    "%s: the rows of %s have a stride, which only those of x, y, dx and dy may have", r->plan->name,
                    e->name);
         int is_read = 0; /* 1: backward reads the value of this extra input, because an op of the list does */

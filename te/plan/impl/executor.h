@@ -239,8 +239,8 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->copies_bytes ? ", with te_plan_strided_bytes for tensors with a stride" : "", all);
     return TE_OK;
 }
-/* For tensors with a stride: copy those that the pass reads to their dense copies, before the first step; and those that
- * it has written back, after the last step. Backward may also read the forward's x and y, and write its y. */
+/* For tensors with a stride: copy those that the pass reads to their dense copies, before the first step; and those
+ * that it has written back, after the last step. Backward may also read the forward's x and y, and write its y. */
 TE_API te_status te__copy_operands(te_run *r) {
     const int back = r->pass == TE_BACKWARD;
     if (!r->copies_bytes) return TE_OK;
@@ -260,8 +260,8 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     te_context *ctx = r->ctx;
     r->pass_input = now.data;
     TE_TRY(te__dry_run(r, now));
-    TE_REQUIRE(ctx->workspace || !(r->pool.high + r->copies_bytes), ctx, TE_ERROR_NULL, "%s: ctx.workspace is null, and has %zu bytes",
-               r->plan->name, ctx->workspace_bytes);
+    TE_REQUIRE(ctx->workspace || !(r->pool.high + r->copies_bytes), ctx, TE_ERROR_NULL,
+               "%s: ctx.workspace is null, and has %zu bytes", r->plan->name, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     TE_TRY(te__check_overlap(r, m, saved, r->copies_bytes + r->pool.high));
@@ -435,8 +435,8 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* The bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls with this
- * many rows have a stride (te_tensor.stride): backward needs a dense copy of each of the four. */
+/* The bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls with
+ * this many rows have a stride (te_tensor.stride): backward needs a dense copy of each of the four. */
 TE_API size_t te_plan_strided_bytes(const te_plan *plan, int64_t rows, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
     const te_run r = te__run_to_size(plan, TE_INFER, rows, TE_USE_off, ctx);

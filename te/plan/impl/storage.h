@@ -30,7 +30,7 @@ TE_API size_t te__dense_bytes(int64_t rows, int64_t cols, te_dtype dtype) {
 TE_API void te__take_tensor(te_run *r, int which, te_tensor t) {
     te_value *v = te__callers_value(r, which);
     v->data = t.data;
-    if (!te_is_strided(t)) return;
+    if (!te__is_strided(t)) return;
     /* without a workspace the address is only a placeholder for the dry run, after which the call returns an error */
     v->data = (char *)(r->ctx->workspace ? r->ctx->workspace : (void *)(uintptr_t)TE_ALIGN) + r->copies_bytes;
     r->callers[which] = t, r->copies_bytes += te__dense_bytes(t.rows, t.cols, t.dtype);
