@@ -231,10 +231,11 @@
 /* ---- tensor-parallel layers, for a tensor group of N ranks ------------------------------------------------------- */
 
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
- * ranks; N must divide HEADS, KV and F. In layers with _TP, every rank has all rows. In layers with _SP (sequence
- * parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own rows
- * outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain four
- * additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
+ * ranks; N must divide HEADS and F. N divides KV, or KV divides N: then N / KV ranks each hold the same heads of k and
+ * v, and te_comm_config.copies must be N / KV. In layers with _TP, every rank has all rows. In layers with _SP
+ * (sequence parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own
+ * rows outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain
+ * four additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP, ~, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
@@ -375,10 +376,18 @@
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
 #define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* WIDTH / N; or 0, which does not compile as a
                                                                        * width, if N does not divide WIDTH */
+/* KV / N, the kv heads of a rank; or 1 if there are fewer kv heads than ranks, so that N / KV ranks have the same one
+ * (TE__LAYERS_COPIES); or 0. */
+#define TE__LAYERS_KV(KV, N) ((KV) % (N) == 0 ? (KV) / (N) : (N) % (KV) == 0 ? 1 : 0)
+#define TE__LAYERS_COPIES(KV, N) ((KV) % (N) != 0 && (N) % (KV) == 0 ? (N) / (KV) : 1)
+/* The columns of q, k and v of a rank. */
+#define TE__LAYERS_QKV_COLUMNS(HEADS, KV, D, N) \
+    (TE__LAYERS_KV(KV, N) ? (TE__LAYERS_PART(HEADS, N) + 2 * TE__LAYERS_KV(KV, N)) * (D) : 0)
 /* The linear for q, k and v of a tensor-parallel layer; its output columns are divided among the ranks. */
 #define TE__LAYERS_QKV(b, H, HEADS, KV, D, N)                                                                       \
-    (linear, b##_qkv, H, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N), (shard, columns), (parts, 3),              \
-     (first_part, (HEADS) / (KV)))
+    (linear, b##_qkv, H, TE__LAYERS_QKV_COLUMNS(HEADS, KV, D, N), (shard, columns), (parts, 3),                     \
+     (first_part, (HEADS) / (N) / (TE__LAYERS_KV(KV, N) ? TE__LAYERS_KV(KV, N) : 1)),                               \
+     (copies, TE__LAYERS_COPIES(KV, N)))
 /* The first linear of a tensor-parallel MLP; its output columns are divided among the ranks. HALVES: 2 if the MLP is
  * gated, because this linear then produces two matrices; else 1. */
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
@@ -425,9 +434,9 @@
 #define TE__LAYERS_RANKS(FORM, NEXT, b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS,  \
                          DROP, N)                                                                                      \
     FORM(begin, b, NORM, H, EPS), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                               \
-    QKV_BIAS(b##_qkv_bias, TE__LAYERS_PART(((HEADS) + 2 * (KV)) * (D), N))                                             \
-    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, OPTIONS)                                             \
-    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                  \
+    QKV_BIAS(b##_qkv_bias, TE__LAYERS_QKV_COLUMNS(HEADS, KV, D, N))                                                    \
+    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_KV(KV, N), D, OPTIONS)                                               \
+    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_KV(KV, N), D),                                    \
     (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), FORM(leave, b##_leave1),                  \
     BIAS(b##_proj_bias, H) DROP(b##_drop1, P) (add, b##_x1),                                                           \
     (fork, b##_x2), (NORM, b##_norm2, H, (eps, EPS)), FORM(enter, b##_enter2), TE__LAYERS_FC1(b, H, F, HALVES, N),     \
@@ -449,8 +458,8 @@
                      TE__LAYERS_NONE, N)
 #define TE__LAYERS_EXPERT_RANKS(FORM, b, EPS, H, F, HEADS, KV, D, BASE, ROPE, E, TOP_K, N)                          \
     FORM(begin, b, rmsnorm, H, EPS), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                            \
-    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, ((base, BASE)))                                      \
-    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                  \
+    ROPE(b, TE__LAYERS_PART(HEADS, N), TE__LAYERS_KV(KV, N), D, ((base, BASE)))                                        \
+    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_KV(KV, N), D),                                    \
     (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), FORM(leave, b##_leave1), (add, b##_x1),   \
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, EPS)), FORM(to_experts, b##_enter2)                                  \
     (router, b##_router, H, E, (top_k, TOP_K), (renormalise, 1), (ranks, N) FORM(router_option, ~)),                   \
@@ -462,8 +471,8 @@
 #define TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, ENTER, LEAVE, N)                                      \
     (fork, b##_x1), (rmsnorm1p, b##_norm1, H, (eps, 1e-6f)), (ENTER, b##_enter1),                                   \
     TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                                                          \
-    (rope, b##_rope, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D),                                         \
-    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_PART(KV, N), D, (scale, SCALE),                \
+    (rope, b##_rope, TE__LAYERS_PART(HEADS, N), TE__LAYERS_KV(KV, N), D),                                           \
+    (attention, b##_attention, TE__LAYERS_PART(HEADS, N), TE__LAYERS_KV(KV, N), D, (scale, SCALE),                  \
      (softcap, 50.0f), (window_left, LEFT)),                                                                        \
     (linear, b##_proj, TE__LAYERS_PART((HEADS) * (D), N), H, (shard, rows)), (LEAVE, b##_leave1),                   \
     (rmsnorm1p, b##_norm1_after, H, (eps, 1e-6f)), (add, b##_x1),                                                   \

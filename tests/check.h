@@ -367,6 +367,64 @@ struct trial {
         return status == TE_OK;
     }
 
+    // x, y, dx and dy whose rows have a stride: the same bits as dense ones; what lies between the rows is NaN, is not read and
+    // stays as it is. Runs for a third of the seeds.
+    struct strided {
+        size_t row, step, rows; // bytes
+        buffer memory;
+        te_tensor view;
+        strided(te_context *c, te_tensor like, int gap)
+            : row((size_t)like.cols * te_dtype_bytes(like.dtype)), step((size_t)(like.cols + gap) * te_dtype_bytes(like.dtype)), rows((size_t)like.rows),
+              memory(c, (rows - 1) * step + row, 16), view(te_strided(memory.data(), like.dtype, like.rows, like.cols, like.cols + gap)) {}
+        void put(te_context *c, const void *from) {
+            for (size_t r = 0; r < rows; r++) REQUIRE(te_copy(c, (char *)memory.data() + r * step, (const char *)from + r * row, row) == TE_OK);
+            REQUIRE(te_synchronize(c) == TE_OK);
+        }
+        std::vector<uint8_t> dense() const { // fails if a byte between the rows was written
+            const std::vector<uint8_t> all = memory.raw();
+            std::vector<uint8_t> out;
+            size_t written = 0;
+            for (size_t r = 0; r < rows; r++) {
+                out.insert(out.end(), all.begin() + (long)(r * step), all.begin() + (long)(r * step + row));
+                if (r + 1 < rows) written += numbers::others(&all[r * step + row], step - row, 0xff);
+            }
+            CHECK(written == 0);
+            return out;
+        }
+    };
+    void strides() {
+        if (random.below(3)) return;
+        const auto gap = [&] { return 1 + random.below(24); };
+        const te_tensor none = te_none(), like_x = from_tokens ? te_matrix(nullptr, dtype, 1, 1) : of(x);
+        strided xs(ctx, like_x, gap()), dxs(ctx, like_x, gap()), ys(ctx, out_of(y), gap()), dys(ctx, out_of(dy), gap());
+        if (!from_tokens) xs.put(ctx, x_before.data());
+        if (!dy_ref.empty()) dys.put(ctx, dy.raw().data());
+        const te_tensor from = from_tokens ? none : xs.view, to = from_tokens ? none : dxs.view, by = dy_ref.empty() ? none : dys.view;
+        buffer large(ctx, workspace.bytes + te_plan_strided_bytes(plan, (int64_t)max_rows, ctx)), kept(ctx, saved_memory.bytes);
+        te_saved other = saved;
+        other.memory = kept.data(), other.plan = nullptr, batch.accumulate = 0;
+        ctx->workspace = large.data(), ctx->workspace_bytes = large.bytes;
+        poison_outputs();
+        const te_status infers = s.infer(ys.view, from, m.memory.data(), &batch, ctx);
+        INFO("rows with a stride: " << te_last_error(ctx));
+        REQUIRE(infers == TE_OK);
+        CHECK(ys.dense() == inferred);
+        ys.memory.poison(), large.poison(), poison_outputs();
+        set_rng(ctx, call.rng.seed, call.rng.offset);
+        REQUIRE(s.forward(ys.view, &other, from, m.memory.data(), &batch, ctx) == TE_OK);
+        CHECK(ys.dense() == first[0]);
+        CHECK(kept.raw() == saved_before);
+        large.poison(), m.grads.poison();
+        for (size_t i = 0; i < e.names.size(); i++)
+            if (e.is_input[i]) e.grad[i]->poison();
+        REQUIRE(s.backward(to, by, &other, m.memory.data(), &batch, ctx) == TE_OK);
+        CHECK(m.grads.raw() == grads_first);
+        if (!from_tokens) CHECK(dxs.dense() == dx_first);
+        if (!from_tokens) CHECK(xs.dense() == x_before);
+        CHECK(ys.dense() == first[0]);
+        ctx->workspace = workspace.data(), ctx->workspace_bytes = workspace.bytes;
+    }
+
     // batch.loss_in_backward: forward leaves the loss to backward, which must write the same loss. Then a forward without it again.
     void loss_in_backward() {
         const bool row = plan->forward[plan->forward_count - 1].count > 1;
@@ -413,6 +471,7 @@ inline void check(const subject &s, const shape &at, unsigned seed = fresh_seed(
     t.inference();
     t.backward();
     t.in_place();
+    t.strides();
     t.loss_in_backward();
     t.nothing_else_touched();
 }

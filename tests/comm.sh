@@ -45,7 +45,7 @@ done
 
 progress 20 "ranks with other settings than each other"
 # Communicators that cannot be made, and ranks with other settings than each other.
-for mode in refused tensor native settings; do timeout 120 mpirun --oversubscribe -n 2 "$work/create" $mode; done
+for mode in refused tensor divides copies native settings; do timeout 120 mpirun --oversubscribe -n 2 "$work/create" $mode; done
 timeout 60 mpirun --oversubscribe -n 2 "$work/create" counts >"$work/log" 2>&1 || true # MPI does not end well after this error
 grep -q "another rank may have another count, or another collective, with [0-9]* elements here" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 echo "counts that differ between ranks: the error names the count"
@@ -81,6 +81,11 @@ echo "a second run has the same bits"
 
 # Ready-made layers on 2 and 4 ranks against the same layers on one rank.
 for n in 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work"; done
+# Fewer kv heads than ranks: ranks, kv heads.
+for grid in "2 1" "4 2" "4 1"; do
+    read -r n kv <<<"$grid"
+    timeout 120 mpirun --oversubscribe -n "$n" "$work/layers" "$work" "$kv"
+done
 # Experts whose rows travel by all_to_all against all_gather and doubles.
 for n in 1 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/experts"; done
 # Blocks that are lists which end in the next block's norm, against one list.
@@ -267,7 +272,7 @@ checked 2 refuse
 # N, tensor ranks and whether states are sharded, of a run that saves a checkpoint after 10 steps and of one that continues from it.
 # All 20 losses are compared with those of one rank and, if both grids are the same, with those of a run that was not interrupted.
 shards 1 train 1 0 0 20 - - >"$work/one"
-for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
+for grids in "4 2 1  1 1 0" "1 1 0  4 4 1" "4 4 1  2 2 0" "2 2 0  4 1 1" "4 2 1  4 2 1"; do
     read -r n tensor own m other others <<<"$grids"
     shards "$n" train "$tensor" "$own" 0 10 - "$work/run" >"$work/many"
     shards "$m" train "$other" "$others" 10 20 "$work/run" - >>"$work/many"
@@ -305,6 +310,7 @@ fails() { # WHAT TEXT PROGRAM ARGUMENT...: with --enable-recovery mpirun does no
     echo "a rank $1: the others say so after $took s"
 }
 fails stops "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" ranks stall 2
+fails "does not come at all" "all_reduce of the world group, rank [02] of 3: another rank has not come within 2 seconds" ranks absent 2
 fails "is killed" "all_reduce of the world group, rank [02] of 3" ranks leave 2
 fails "stops within a pipeline" "exchange with rank 1 of the pipeline group, rank [02] of 3: another rank has not come within 2 seconds" pipeline stall
 fails "leaves a pipeline" "exchange with rank 1 of the pipeline group, rank [02] of 3" pipeline leave

@@ -198,6 +198,10 @@ TE_API te_status te__buckets_build(te_buckets *b, te_context *ctx) {
 
 /* ---- called by backward (te_watch) ------------------------------------------------------------------------------- */
 
+TE_IF_USED TE_API te_status te__bucket_reduce_copies(const te_buckets *b, const te__bucket *k, te_context *ctx) {
+    for (int i = k->first; i < k->first + k->count; i++) TE_TRY(te__reduce_copies(b->grad[i].param, ctx));
+    return TE_OK;
+}
 /* Enqueues the reduction of a bucket, all of whose gradients are final: no backward will add to them any more. */
 TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_context *ctx) {
     te__grad_range range = {0, 0};
@@ -207,12 +211,12 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
         if (p->sums) TE_TRY(te__grad_range_extend(&range, p, &b->tensor, ctx));
     }
     TE_TRY(te__grad_range_reduce(&range, &b->tensor, ctx));
-    if (b->reducer.data.size == 1) return TE_OK;
+    if (b->reducer.data.size == 1) return te__bucket_reduce_copies(b, k, ctx);
     TE_TRY(te_side_stream_enter(&b->side, ctx));
     const int shards = b->config.shards, hidden = !k->is_exposed;
-    const te_status status =
-        shards > 1 ? te__bucket_reduce_scatter(&b->reducer, b->models[k->model], shards, hidden, ctx)
-                   : te__bucket_all_reduce(&b->reducer, k->from, k->elements, hidden, ctx);
+    te_status status = shards > 1 ? te__bucket_reduce_scatter(&b->reducer, b->models[k->model], shards, hidden, ctx)
+                                  : te__bucket_all_reduce(&b->reducer, k->from, k->elements, hidden, ctx);
+    if (status == TE_OK) status = te__bucket_reduce_copies(b, k, ctx);
     te_side_stream_leave(&b->side, ctx);
     return status;
 }

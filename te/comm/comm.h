@@ -14,7 +14,8 @@
  *
  * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
  * seconds. On the host every collective waits for other ranks, so it can return this error. On CUDA collectives are
- * only enqueued, and te_comm_synchronize, which waits for them, returns the error. After TE_ERROR_COMM the communicator
+ * only enqueued, and te_comm_synchronize, which waits for them, returns the error; but the first collective of each
+ * kind and size connects the ranks, and may itself wait for them and return it. After TE_ERROR_COMM the communicator
  * cannot be used: the process should save its state and exit.
  */
 #ifndef TE_COMM_COMM_H
@@ -31,6 +32,9 @@ typedef struct te_comm_config {
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` *
                        * `pipeline` */
+    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v, if a
+                       * model has fewer kv heads than the group has ranks: `tensor` / kv heads, the option (copies, ..)
+                       * of a linear (docs/ranks.md); 1: no rank holds the same as another one */
     int context;      /* the number of ranks in a context group, which split each sequence (te/context_parallel.h); 1:
                        * none do */
     int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h); 1: each rank runs whole models. The
@@ -61,7 +65,7 @@ enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
-    c.rank = -1, c.size = 0, c.tensor = c.context = c.pipeline = 1, c.file = 0, c.timeout = 60.0;
+    c.rank = -1, c.size = 0, c.tensor = c.copies = c.context = c.pipeline = 1, c.file = 0, c.timeout = 60.0;
     c.peer_bytes = TE_PEER_DEFAULT_BYTES, c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
     return c;
 }
@@ -161,6 +165,9 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
                "te_comm_create: %d ranks%s cannot be divided into tensor groups of %d (config.tensor); start a "
                "multiple of it, as by mpirun -n %d", ranks, stages > 1 ? " of a stage" : "", tensor,
                stages * (tensor > 1 ? tensor : 1));
+    const int copies = config->copies;
+    TE_REQUIRE(copies > 0 && tensor % copies == 0, ctx, TE_ERROR_SHAPE,
+               "te_comm_create: config.copies is %d: it is positive and divides config.tensor, %d", copies, tensor);
     TE_REQUIRE(context > 0 && context <= TE_CP_MAX_RANKS && ranks / tensor % context == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: config.context is %d: it is 1 to %d and divides the ranks of a data group, %d", context,
                (int)TE_CP_MAX_RANKS, ranks / tensor);
@@ -171,6 +178,9 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     te__comm_group(&comm->data, comm, "data", d, ranks / tensor);
     TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, t, ctx));
     TE_TRY(te__comm_split(&comm->data, w, stage * tensor + t, d, ctx));
+    te__comm_group(&comm->copies, comm, "copies", t % copies, copies);
+    if (copies > 1) TE_TRY(te__comm_split(&comm->copies, w, w->rank / copies, t % copies, ctx));
+    else comm->copies.transport = 0;
     /* rank d of a data group is rank d % context of its context group */
     te__comm_group(&comm->context, comm, "context", d % context, context);
     TE_TRY(te__comm_split(&comm->context, w, stage * ranks + d / context * tensor + t, d % context, ctx));
@@ -218,7 +228,7 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
     te_status status = te__comm_world(comm, config->file, ctx);
-    const te__comm_says mine = {status == TE_OK, {config->tensor, config->context, config->pipeline}};
+    const te__comm_says mine = {status == TE_OK, {config->tensor, config->copies, config->context, config->pipeline}};
     status = te__comm_agree(comm, mine, status, ctx);
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);

@@ -26,7 +26,8 @@
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
 
-/* A message that sends x to rank `to` of a group, and one from rank `from` that overwrites y, for te_group_exchange. */
+/* A message that sends x to rank `to` of a group, and one from rank `from` that overwrites y, for te_group_exchange.
+ * x and y are dense: they must have no stride. */
 TE_API te_transfer te_transfer_to(te_tensor x, int to) {
     te_transfer t;
     t.data = x.data, t.bytes = x.rows * x.cols * (int64_t)te_dtype_bytes(x.dtype), t.peer = to, t.is_received = 0;
@@ -42,11 +43,15 @@ TE_API te_transfer te_transfer_from(te_tensor y, int from) {
  * several in a circle, they must use one te_group_exchange each, which sends and receives at the same time.
  * Errors: those of te_group_exchange. */
 TE_API te_status te_send(const te_group *g, te_tensor x, int to, te_context *ctx) {
+    TE_REQUIRE(!te__is_strided(x), ctx, TE_ERROR_SHAPE,
+               "te_send: the rows have a stride of %lld, and a message is dense", (long long)x.stride);
     const te_transfer t = te_transfer_to(x, to);
     return te_group_exchange(g, &t, 1, ctx);
 }
 /* Overwrites y by the tensor that rank `from` of the group sends with te_send. */
 TE_API te_status te_receive(const te_group *g, te_tensor y, int from, te_context *ctx) {
+    TE_REQUIRE(!te__is_strided(y), ctx, TE_ERROR_SHAPE,
+               "te_receive: the rows have a stride of %lld, and a message is dense", (long long)y.stride);
     const te_transfer t = te_transfer_from(y, from);
     return te_group_exchange(g, &t, 1, ctx);
 }

@@ -9,9 +9,10 @@
  * Over the data group all gradients are summed. Over the tensor group a gradient is summed if its parameter is
  * replicated in the group, but each rank computed the gradient from a part of the data: from its own rows
  * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or from its own columns
- * (TE_PARAMS_REPLICATED: norms of heads). The result is the sum, not the mean: for a loss that is the mean over all
- * tokens, set batch.loss_scale to 1 / (tokens of all replicas). The gradients of frozen parameters (plan/freeze.h) are
- * left out, so the same parameters must be frozen on all ranks.
+ * (TE_PARAMS_REPLICATED: norms of heads). If several ranks hold the same heads of k and v (te_param.copies), their
+ * gradients are summed over those ranks, last, so that the copies stay bitwise identical. The result is the sum, not
+ * the mean: for a loss that is the mean over all tokens, set batch.loss_scale to 1 / (tokens of all replicas). The
+ * gradients of frozen parameters (plan/freeze.h) are left out, so the same parameters must be frozen on all ranks.
  */
 #ifndef TE_COMM_REDUCE_H
 #define TE_COMM_REDUCE_H
@@ -54,6 +55,14 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     }
     return te__grad_range_reduce(&range, g, ctx);
 }
+/* Sums the gradient of those elements of p of which several ranks hold copies (te_param.copies): each rank has computed
+ * it from its own heads of q. */
+TE_API te_status te__reduce_copies(const te_param *p, te_context *ctx) {
+    const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
+    if (s.copies == 1 || !te__is_reduced(p)) return TE_OK;
+    float *const from = p->grad + s.first;
+    return te_group_all_reduce(te__copies_group(ctx), from, from, p->rows * p->cols - s.first, TE_f32, ctx);
+}
 /* Reduces a model's gradients over the data group such that this rank gets only the sums of its own shard
  * (te__slice_elements) and of the elements that remain after the last shard because the size of a shard is rounded
  * down. Each rank then sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if
@@ -75,6 +84,7 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
         TE_TRY(te__reduce_group(te_tensor_group(ctx), models[i], 1, ctx));
         TE_TRY(shards > 1 ? te__reduce_scatter_group(te_data_group(ctx), models[i], shards, ctx)
                           : te__reduce_group(te_data_group(ctx), models[i], 0, ctx));
+        for (int k = 0; k < models[i]->param_count; k++) TE_TRY(te__reduce_copies(&models[i]->param[k], ctx));
     }
     return TE_OK;
 }

@@ -30,6 +30,8 @@ typedef struct te_target {
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
     void (*release)(struct te_context *ctx, void *p);
     te_status (*copy)(struct te_context *ctx, void *dst, const void *src, size_t bytes);
+    te_status (*copy_rows)(struct te_context *ctx, te_tensor dst, te_tensor src); /* between tensors of the same shape
+                                                                                   * and dtype */
     te_status (*fill)(struct te_context *ctx, void *dst, int byte, size_t bytes);
     te_status (*synchronize)(struct te_context *ctx);
     void (*close)(struct te_context *ctx);

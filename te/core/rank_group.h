@@ -8,7 +8,8 @@
  * model (tensor and sequence parallelism); the ranks of a data group hold the same part of the model's parameters, and
  * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
  * group. With context parallelism (te/context_parallel.h) c consecutive ranks of a data group are a context group: they
- * split the sequences of one batch, so a data group has size / c replicas. With pipeline parallelism
+ * split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv heads than a tensor
+ * group has ranks, c consecutive ranks of it are a copies group: they hold the same k and v. With pipeline parallelism
  * (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of each stage.
  * te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
  */
@@ -38,6 +39,8 @@ typedef struct te_transfer {
 enum { TE_EXCHANGE_MAX = 64 };
 /* the largest context group, and the largest pipeline group */
 enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
+/* how many kinds and sizes of NCCL operations a communicator remembers (te_comm.connected) */
+enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
  * them in the same order. count: how many elements each rank contributes or, in reduce_scatter, receives. y and x must
@@ -77,7 +80,7 @@ struct te_comm;
 struct te_peer_memory;
 struct te__overlap_memory;
 typedef struct te_group {
-    const char *name; /* "world", "tensor", "data", "context", "pipeline", "embedding" */
+    const char *name; /* "world", "tensor", "copies", "data", "context", "pipeline", "embedding" */
     int rank, size;
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
@@ -93,13 +96,17 @@ typedef struct te_group {
 typedef struct te_comm {
     /* pipeline: the ranks of all stages that have the same ranks in their tensor and data groups; embedding: the first
      * and the last of these, or on another stage this rank alone */
-    te_group world, tensor, data, context, pipeline, embedding;
+    te_group world, tensor, copies, data, context, pipeline, embedding;
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
     void *cp_side;  /* the second stream of the context group, a te_side_stream; null: that group has one rank */
+    /* CUDA: hashes of the last NCCL operations that have connected the ranks which they need (te__nccl_run); 0: none.
+     * connected_at: how many there were */
+    uint64_t connected[TE_COMM_CONNECTED];
+    unsigned connected_at;
     void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
                      * of the groups are split */
 } te_comm;
@@ -110,6 +117,10 @@ TE_API const te_group *te__group_of_one(void) {
 }
 TE_API const te_group *te_tensor_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->tensor : te__group_of_one();
+}
+/* The ranks of a tensor group that hold the same heads of k and v (te_comm_config.copies). */
+TE_API const te_group *te__copies_group(const te_context *ctx) {
+    return ctx && ctx->comm ? &ctx->comm->copies : te__group_of_one();
 }
 TE_API const te_group *te_world_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->world : te__group_of_one();
@@ -132,11 +143,12 @@ TE_API const te_group *te_embedding_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->embedding : te__group_of_one();
 }
 
-enum { TE__COMM_GROUPS = 6 };
+enum { TE__COMM_GROUPS = 7 };
 /* Return one of the groups, 0 to TE__COMM_GROUPS - 1. The world group, from which the others are split, is the last. */
 TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
     te_group *const groups[TE__COMM_GROUPS] = {&comm->embedding, &comm->pipeline, &comm->context,
-                                               &comm->data,      &comm->tensor,   &comm->world};
+                                               &comm->data,      &comm->copies,   &comm->tensor,
+                                               &comm->world};
     return groups[i];
 }
 

@@ -2,6 +2,7 @@
  *
  * Do this:
  *     te_tensor x = te_matrix(buffer, TE_bf16, batch * seq, hidden);
+ *     te_tensor k = te_strided((uint16_t *)buffer + hidden, TE_bf16, batch * seq, 64, 3 * hidden); // 64 columns of it
  *
  * In a kernel, with sequences of different lengths:
  *     const te_sequence q = te_sequence_rows(&args->of, i);     // q.count rows, from row q.first on
@@ -13,19 +14,32 @@
 #include "base.h"  /* TE_BOTH */
 #include "dtype.h" /* te_dtype */
 
-/* A view of a row-major, contiguous matrix: the element in row r and column c is element number r * cols + c of
- * `data`. */
+/* A view of a row-major matrix: the element in row r and column c is element number r * stride + c of `data`. */
 typedef struct te_tensor {
     void *data;
     te_dtype dtype;
     int64_t rows, cols;
+    /* the number of elements from the beginning of a row to that of the next one, at least cols; 0: cols. x, y, dx and
+     * dy of a list may have a stride that is larger than cols: columns of a wider matrix. The elements between the rows
+     * are neither read nor written. The kernels work on dense copies, which a call makes of x and dy before its first
+     * step, and from which it copies y and dx after its last step; so each such tensor costs a copy, and the workspace
+     * must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). Other tensors are dense */
+    int64_t stride;
 } te_tensor;
 
 TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t cols) {
     te_tensor t;
-    t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols;
+    t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols, t.stride = 0;
     return t;
 }
+/* A view of `cols` columns of a matrix that has `stride` columns; data: the address of the first of these columns in
+ * row 0. */
+TE_API te_tensor te_strided(void *data, te_dtype dtype, int64_t rows, int64_t cols, int64_t stride) {
+    te_tensor t = te_matrix(data, dtype, rows, cols);
+    return t.stride = stride, t;
+}
+/* Return whether there are elements between the rows of a tensor that do not belong to it. */
+TE_API int te__is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride && t.stride != t.cols; }
 /* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 

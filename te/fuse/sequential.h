@@ -318,6 +318,7 @@
      TE_MEMBER(layout, (te_rank_layout)TE_LAYOUT_OUT(model, op)),                                                     \
      TE_MEMBER(parts, TE_PARTS(op)),                                                                                  \
      TE_MEMBER(first_part, TE_FIRST_PART(op)),                                                                        \
+     TE_MEMBER(copies, TE_COPIES(op)),                                                                                \
      TE_MEMBER(ranks, TE_RANKS(op)),                                                                                  \
      TE_MEMBER(context, TE_CONTEXT(op)),                                                                              \
      TE_MEMBER(edge, TE_EDGE_INDEX(model, op)),                                                                       \

@@ -374,6 +374,8 @@ TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *na
                "graph %s: %s %s is [%lld, %lld]", g->name, kind, name, (long long)t.rows, (long long)t.cols);
     TE_REQUIRE((uintptr_t)t.data % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
                "graph %s: %s %s lies at %p, which is no multiple of %d", g->name, kind, name, t.data, (int)TE_ACCESS);
+    TE_REQUIRE(!te__is_strided(t), ctx, TE_ERROR_SHAPE, "graph %s: the rows of %s %s have a stride of %lld", g->name,
+               kind, name, (long long)t.stride);
     if (t.data) return TE_OK;
     TE_REQUIRE(g->pool && g->pool->base, ctx, TE_ERROR_NULL,
                "graph %s: %s %s has no memory, and there is no pool for it", g->name, kind, name);
@@ -451,6 +453,8 @@ TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te
     TE_REQUIRE(t.rows == s->tensor.rows && t.cols == s->tensor.cols, ctx, TE_ERROR_SHAPE,
                "graph %s: input %s is [%lld, %lld], the graph was captured with [%lld, %lld]", g->name, s->name,
                (long long)t.rows, (long long)t.cols, (long long)s->tensor.rows, (long long)s->tensor.cols);
+    TE_REQUIRE(!te__is_strided(t), ctx, TE_ERROR_SHAPE, "graph %s: the rows of input %s have a stride of %lld", g->name,
+               s->name, (long long)t.stride);
     s->source = t.data;
     return TE_OK;
 }

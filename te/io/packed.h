@@ -102,9 +102,10 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
 TE_API int te__packed_by_rows(const te_param *p) { return p->rows > 1 || p->shard == TE_EXPERT_SHARD; }
 /* Return the number of units (rows or, if it has one row, columns) of the parameter, over all ranks. */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
-    const int64_t ranks = te_shard_layout_of(p, te_tensor_group(ctx)).ranks;
-    if (!te__packed_by_rows(p)) return p->cols * ranks;
-    return p->shard == TE_SHARD_rows ? p->rows : p->rows * ranks;
+    const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
+    const int64_t whole = te__shard_whole_elements(&runs);
+    if (!te__packed_by_rows(p)) return whole / p->rows;
+    return p->shard == TE_SHARD_rows ? p->rows : whole / p->cols;
 }
 /* Return how many units (rows or, if there is one row, columns) of the parameter of parts[n] belong to parts[0] to
  * parts[n - 1]. extent: the number of all units of that parameter. */

@@ -34,6 +34,20 @@ enum { TE_WEIGHTS_MAX_NAME = 200 }; /* the largest number of bytes of a tensor's
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
+/* Return the GEMM of whose output op i's output has the columns, if it has as many: the last GEMM up to op i. */
+TE_API const te_op *te__product_of(const te_plan *plan, int i) {
+    while (i && plan->op[i].op_class != TE_CLASS_gemm) i--;
+    return &plan->op[i];
+}
+/* Return how many columns the output of op i, which has `columns` of them, has on all `ranks` ranks together. Columns
+ * that several ranks hold (te_op.copies) count once. */
+TE_API int64_t te__whole_columns(const te_plan *plan, int i, int columns, int ranks) {
+    const te_op *product = te__product_of(plan, i);
+    if (plan->op[i].layout != TE_LAYOUT_columns || ranks == 1) return columns;
+    if (product->copies == 1 || product->out != columns) return (int64_t)columns * ranks;
+    const int64_t others = product->parts - 1, part = columns / (product->first_part + others);
+    return part * (product->first_part * ranks + others * (ranks / product->copies));
+}
 /* The metadata of a file contain each model's list of ops as a text. The text includes settings that cannot be seen in
  * the shapes: numbers of heads, an eps, a probability, a causal mask.
  *
@@ -48,22 +62,22 @@ enum { TE_WEIGHTS_MAX_NAME = 200 }; /* the largest number of bytes of a tensor's
  * equal. */
 TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
     char text[48];
-    const int in_ranks = op != plan->op && op[-1].layout == TE_LAYOUT_columns ? ranks : 1;
-    const int out_ranks = op->layout == TE_LAYOUT_columns ? ranks : 1;
-    /* the first two options of an attention op are counts of heads */
-    const int head_options = out_ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
+    const int i = (int)(op - plan->op), sharded = op->layout == TE_LAYOUT_columns;
+    /* the first two options of an attention op are the numbers of q heads and of kv heads */
+    const int head_options = sharded && ranks > 1 && !strcmp(op->kind, "attention") ? 2 : 0;
     const int reads_fork = op->edge >= 0;
     /* a frozen_linear computes the same as a linear */
     const char *kind = op->flags & TE_IS_FROZEN ? "linear" : op->kind;
     te__text_put(t, "; "), te__text_put(t, kind), te__text_char(t, ' '), te__text_put(t, op->name);
     if (reads_fork && strcmp(op->name, plan->op[op->edge].name))
         te__text_put(t, " of "), te__text_put(t, plan->op[op->edge].name);
-    snprintf(text, sizeof text, " %lld>%lld", (long long)op->in * in_ranks, (long long)op->out * out_ranks);
+    snprintf(text, sizeof text, " %lld>%lld", (long long)(i ? te__whole_columns(plan, i - 1, op->in, ranks) : op->in),
+             (long long)te__whole_columns(plan, i, op->out, ranks));
     te__text_put(t, text);
     for (int at = 0; at + 4 <= op->options_bytes; at += 4) {
         uint32_t word;
         memcpy(&word, (const char *)op->options + at, 4);
-        if (at / 4 < head_options) word *= (uint32_t)ranks;
+        if (at / 4 < head_options) word *= (uint32_t)(ranks / (at ? te__product_of(plan, i)->copies : 1));
         snprintf(text, sizeof text, " %08x", (unsigned)word), te__text_put(t, text);
     }
 }

@@ -6,7 +6,6 @@
  *                                    forward need not save x
  * Options: (recipe, ..) and (weights, ..) with a recipe (docs/fp8.md) or a format of blocks (quantized_weights.h) that
  * differs from the list's, or with `none`; and those below.
- *
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)
  *
@@ -21,6 +20,7 @@
  *   (parts, 3)         the output consists of that many parts side by side (q, k and v, or the two halves of a gated
  *                      activation), and each part is split over the ranks separately
  *   (first_part, 4)    the first part is that many times as wide as each other part: q of grouped-query attention
+ *   (copies, 2)        that many ranks each hold the same kv heads, if there are fewer than ranks (docs/ranks.md)
  */
 #ifndef TE_OPS_LINEAR_H
 #define TE_OPS_LINEAR_H
@@ -51,10 +51,12 @@
 #define TE_TAKES_linear_shard TE_TOKEN
 #define TE_TAKES_linear_parts TE_INTEGER
 #define TE_TAKES_linear_first_part TE_INTEGER
+#define TE_TAKES_linear_copies TE_INTEGER
 #define TE_BLOCK_WEIGHTS_linear(model, op) ((int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_RECIPE_linear(model, op) ((int)TE_RECIPE_OPTION(op, (int)model##_recipe))
 #define TE_PARTS_linear(op) (TE_OPTION(op, parts, 1))
 #define TE_FIRST_PART_linear(op) (TE_OPTION(op, first_part, 1))
+#define TE_COPIES_linear(op) (TE_OPTION(op, copies, 1))
 #define TE_LAYOUT_linear(op, in)                                                \
     ((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? (int)TE_LAYOUT_columns \
      : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? (int)TE_LAYOUT_partial_sum    \
@@ -86,6 +88,12 @@
                        (TE_ARG2(op, 1)) % (TE_PARTS_linear(op) - 1 + TE_FIRST_PART_linear(op)) == 0,            \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": its columns are not so many parts");           \
      static_assert(TE_PARTS_linear(op) > 1 || TE_FIRST_PART_linear(op) == 1,                                    \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": (first_part, ..) goes with (parts, ..)");)
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": (first_part, ..) goes with (parts, ..)");      \
+     static_assert(TE_COPIES_linear(op) > 0,                                                                    \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": (copies, ..) must be positive");               \
+     static_assert(TE_COPIES_linear(op) == 1 || (TE_PARTS_linear(op) > 1 &&                                     \
+                                                 (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns),            \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                   \
+                       ": (copies, ..) goes with (shard, columns) and (parts, ..)");)
 
 #endif

@@ -268,11 +268,21 @@ TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t by
     free(rows);
     return status == TE_OK ? done : status;
 }
+/* Return an error if a block of moments in 8 bits, which share a scale, has elements of which other ranks hold copies
+ * and others of which they hold none (te_param.copies): the moments of the copies would not stay the same. */
+TE_API te_status te__adamw_check_copies(const te_param *p, te_dtype moments, te_context *ctx) {
+    const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
+    TE_REQUIRE(s.copies == 1 || s.first % TE_MOMENT_BLOCK == 0 || !te__moments_8bit(moments), ctx, TE_ERROR_SHAPE,
+               "adamw: moments in %s have a scale for each %d elements, and %s.%s has %lld elements of q in front of "
+               "those of k, which other ranks hold, too; choose moments in f32 or bf16", te_dtype_name(moments),
+               (int)TE_MOMENT_BLOCK, p->op, p->field, (long long)s.first);
+    return TE_OK;
+}
 /* Initialise the optimizer for the models as they are bound now, and reset its states. memory: target memory of
  * te_adamw_bytes_of bytes, aligned to TE_ALIGN. `models` must outlive the optimizer. Waits for the stream. Errors: null
  * pointers, a model without gradients or listed twice, a value in the config that is not allowed, a group that matches
  * no parameter, memory too small or misaligned, an f16 model without master weights, a matrix for Muon that is sharded
- * over the tensor group. */
+ * over the tensor group, moments in 8 bits of a bias of q, k and v that is held by several ranks. */
 TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                           const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
@@ -287,9 +297,11 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
                    "adamw: no_master, and model %d (%s) is f16; weights without an f32 copy are bf16", i,
                    models[i]->plan->name);
     te_param_iter it = te_params_of(models, count);
-    while (te_params_next(&it))
+    while (te_params_next(&it)) {
         if (te__param_rule(config->rule, config->muon_takes, models[it.model], it.param) == TE_RULE_muon)
             TE_TRY(te__muon_check(it.param, te__muon_dtype(models[it.model]->plan->dtype), ctx));
+        TE_TRY(te__adamw_check_copies(it.param, config->moments, ctx));
+    }
     TE_TRY(te__memory_check(memory, bytes, te_adamw_bytes_of(models, count, config), models, count, "adamw", ctx));
 
     char *base = (char *)memory;

@@ -182,11 +182,12 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int32_t *first = (int32_t *)(rows + l.tensors);
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     int t = 0;
-    for (first[0] = 0; te_zero1_next(&it); t++) { /* a replicated element counts only on rank 0 of the group that
-                                                     replicates it */
-        const int counts = (it.param->shard != TE_SHARD_none || !group->rank) && (!it.is_replicated || !zero1.rank) &&
-                           !it.param->is_copy;
-        rows[t].grad = it.param->grad + it.from, rows[t].elements = counts ? it.elements : 0;
+    for (first[0] = 0; te_zero1_next(&it); t++) { /* an element that several ranks hold counts only on the first of
+                                                     them */
+        const int counts = (!it.is_replicated || !zero1.rank) && !it.param->is_copy;
+        const int64_t owned = te_shard_layout_of(it.param, group).owned - it.from;
+        rows[t].grad = it.param->grad + it.from;
+        rows[t].elements = counts ? te_max(0, te_min(it.elements, owned)) : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
     }
     const int chunks = first[l.tensors];

@@ -164,10 +164,11 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part), and
- * whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op of the list up to `op`,
- * which may be `op` itself; null: there is none. Its output columns may consist of parts (q, k, v), each of which is
- * split over the ranks separately; a parameter of a later op, such as its bias, is split in the same way. */
+/* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part,
+ * p->copies), and whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op of the
+ * list up to `op`, which may be `op` itself; null: there is none. Its output columns may consist of parts (q, k, v),
+ * each of which is split over the ranks separately; a parameter of a later op with the same columns, such as its bias,
+ * is split in the same way. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -179,11 +180,21 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
         p->shard = p->sums ? TE_SHARD_none : TE_EXPERT_SHARD;
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
-    p->parts = p->first_part = 1;
+    p->parts = p->first_part = p->copies = 1;
     /* The parameters of a custom op need not have one element per output column: attention, for example, has one sink
      * per head. */
-    if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom)
-        p->parts = product->parts, p->first_part = product->first_part;
+    if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom && op->out == product->out)
+        p->parts = product->parts, p->first_part = product->first_part, p->copies = product->copies;
+}
+/* Return an error if a list keeps copies of k and v on several ranks (te_op.copies) and the communicator's group of
+ * these ranks has another size. */
+TE_API te_status te__check_copies(const te_plan *plan, te_context *ctx) {
+    const int ranks = te_tensor_group(ctx)->size, copies = te__copies_group(ctx)->size;
+    for (int i = 0; i < plan->op_count && ranks > 1; i++)
+        TE_REQUIRE(plan->op[i].copies == 1 || plan->op[i].copies == copies, ctx, TE_ERROR_STATE,
+                   "%s: (%s, %s) has k and v on %d ranks each, and te_comm_config.copies is %d", plan->name,
+                   plan->op[i].kind, plan->op[i].name, plan->op[i].copies, copies);
+    return TE_OK;
 }
 
 /* te_model_bind and, with is_elsewhere, te_model_describe. */
@@ -194,6 +205,7 @@ TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *para
     TE_TRY(te__check_context(ctx, plan->name));
     TE_REQUIRE(m, ctx, TE_ERROR_NULL, "%s: the instance is null", plan->name);
     TE_TRY(te__check_dims(plan, ctx));
+    TE_TRY(te__check_copies(plan, ctx));
     for (int i = 0; i < plan->op_count; i++) count += plan->op[i].params;
     TE_REQUIRE(param_count == count && (param || !count), ctx, TE_ERROR_SHAPE,
                "%s: memory for %d parameters, the list has %d", plan->name, param ? param_count : 0, count);
@@ -312,7 +324,8 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);
     TE_REQUIRE(user->dtype == owner->dtype, ctx, TE_ERROR_DTYPE, "te_tie: %s.%s is %s, %s.%s is %s", user->op,
                user->field, te_dtype_name(user->dtype), owner->op, owner->field, te_dtype_name(owner->dtype));
-    TE_REQUIRE(user->shard == owner->shard && user->sums == owner->sums, ctx, TE_ERROR_VALUE,
+    TE_REQUIRE(user->shard == owner->shard && user->sums == owner->sums && user->copies == owner->copies, ctx,
+               TE_ERROR_VALUE,
                "te_tie: %s.%s is sharded over ranks in another way than %s.%s", user->op, user->field, owner->op,
                owner->field);
     TE_REQUIRE(user->trains || owner->with != user, ctx, TE_ERROR_STATE,
@@ -336,8 +349,9 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 /* A rank's shard of a parameter consists of runs, which are stretches of elements that are contiguous in the whole
  * parameter. With (shard, rows), each run is one row of the weight, cut to the rank's columns; with (shard, columns),
- * each run is one of the weight's parts (te/ops/linear.h), cut to the rank's rows. The whole parameter has `ranks`
- * times as many elements as a shard, in this order: run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
+ * each run is one of the weight's parts (te/ops/linear.h), cut to the rank's rows. The whole parameter consists of
+ * run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on. If several consecutive ranks hold the same run
+ * (te_param.copies), the whole parameter has it once; the first of these ranks is its owner.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
@@ -352,6 +366,10 @@ typedef struct te_shard_layout {
                           * shard; each: that of every other run */
     int rank, ranks;     /* the index of this rank in the group, and the number of ranks; 0 and 1 if the parameter is
                           * not sharded */
+    int copies;          /* the number of ranks that hold the same elements of every run but run 0 */
+    int64_t owned;       /* The first `owned` elements of the shard belong to this rank; the rest are copies of elements
+                          * that belong to an earlier rank. The owner alone saves an element to a file, and counts its
+                          * gradient in the norm */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element
@@ -363,25 +381,38 @@ typedef struct te_shard_run {
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;
-    s.count = 1, s.first = s.each = all, s.rank = 0, s.ranks = 1;
+    s.count = 1, s.first = s.each = all, s.rank = 0, s.ranks = s.copies = 1, s.owned = all;
+    if (p->shard == TE_SHARD_none) s.owned = g->rank ? 0 : all;
     if (p->shard == TE_SHARD_none || g->size == 1) return s;
-    s.rank = g->rank, s.ranks = g->size;
+    s.rank = g->rank, s.ranks = g->size, s.copies = p->copies;
     if (p->shard == TE_SHARD_rows) s.count = p->rows, s.first = s.each = p->cols;
     else {
         s.count = p->parts, s.each = all / (p->first_part + p->parts - 1);
         s.first = s.each * p->first_part;
     }
+    s.owned = s.rank % s.copies ? s.first : all;
     return s;
 }
+/* Return the index, within the whole parameter, of the first element of run i of rank 0. */
+TE_API int64_t te__shard_run_begin(const te_shard_layout *s, int64_t i) {
+    return i ? s->first * s->ranks + (i - 1) * s->each * (s->ranks / s->copies) : 0;
+}
+/* Return the number of elements of the whole parameter. */
+TE_API int64_t te__shard_whole_elements(const te_shard_layout *s) { return te__shard_run_begin(s, s->count); }
 TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
     te_shard_run r;
     r.at = i ? s->first + (i - 1) * s->each : 0, r.elements = i ? s->each : s->first;
-    r.whole = r.at * s->ranks + s->rank * r.elements;
+    r.whole = te__shard_run_begin(s, i) + (i ? s->rank / s->copies : s->rank) * r.elements;
     return r;
 }
 /* Return the index of the run (range of consecutive elements) that contains element `at` of the shard. */
 TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
     return at < s->first ? 0 : 1 + (at - s->first) / s->each;
+}
+/* Return the index of the run, of whichever rank, that contains element `whole` of the whole parameter. */
+TE_API int64_t te__shard_run_with_whole(const te_shard_layout *s, int64_t whole) {
+    const int64_t behind = whole - te__shard_run_begin(s, 1);
+    return behind < 0 ? 0 : 1 + behind / (s->each * (s->ranks / s->copies));
 }
 
 #endif

@@ -208,6 +208,9 @@ typedef struct te_op {
                                    * whole */
     int first_part;               /* (width of the first part of the output columns) / (width of each other part): heads
                                    * / kv_heads for a fused q, k, v */
+    int copies;                   /* how many consecutive ranks hold the same columns of each part behind the first:
+                                   * ranks / kv_heads for a fused q, k, v if there are fewer kv heads than ranks, else
+                                   * 1 */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded; 0: it is not sharded */
     te_cp_form context;           /* how the ranks of a context group compute an attention; TE_CP_none: they do not */
@@ -401,6 +404,8 @@ typedef struct te_param {
                               * ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a whole */
     int first_part;          /* (width of the first part of the op's output columns) / (width of each other part):
                               * heads / kv_heads for a fused q, k, v */
+    int copies;              /* how many consecutive ranks hold the same elements of each part behind the first; the
+                              * gradient of these elements is summed over those ranks. 1: each rank holds its own */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
     int is_copy;             /* 1: another stage of the pipeline has the parameter, too (te_model_mark_copy) */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
@@ -462,6 +467,7 @@ typedef struct te_saved {
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory in the forward call */
     const void *x;
     void *y;
+    int64_t x_stride, y_stride; /* te_tensor.stride of the forward's x and y */
     size_t used;              /* bytes of `memory` that the forward used */
     int loss_in_backward;     /* 1: forward did not compute the loss; backward computes it and writes y */
     const void *filled;       /* the value of `memory` when forward ran; backward returns an error if `memory` has

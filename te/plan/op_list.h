@@ -148,6 +148,7 @@
 #define TE_SAME_shard_shard ,
 #define TE_SAME_parts_parts ,
 #define TE_SAME_first_part_first_part ,
+#define TE_SAME_copies_copies ,
 #define TE_SAME_ranks_ranks ,
 
 /* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
@@ -297,6 +298,7 @@ typedef enum te_produces {
 #define TE_CHECK(model, op)    TE_UNWRAP(TE_TUPLE_OR(TE_FACT(CHECK, op)(model, op), ()))
 #define TE_PARTS(op)           TE_TUPLE_OR(TE_FACT(PARTS, op)(op), 1)
 #define TE_FIRST_PART(op)      TE_TUPLE_OR(TE_FACT(FIRST_PART, op)(op), 1)
+#define TE_COPIES(op)          TE_TUPLE_OR(TE_FACT(COPIES, op)(op), 1)
 #define TE_RANKS(op)           TE_TUPLE_OR(TE_FACT(RANKS, op)(op), 0)
 #define TE_EXPERTS(op)         TE_TUPLE_OR(TE_FACT(EXPERTS, op)(op), 0)
 #define TE_OPTIONS(op)         TE_TUPLE_OR(TE_FACT(OPTIONS, op)(op), (te_no_options, 0))

@@ -21,11 +21,12 @@ static int64_t compared, wrong;
 
 enum { VOCABULARY = 61, HIDDEN = 32, FFN = 64, HEADS = 4, LENGTH = 8, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES };
 
-/* The deep one has 21 vector parameters, more column sums than a backward defers at a time. */
+/* One kv head, of which each tensor rank has a copy. The deep one has 21 vector parameters, more column sums than a backward defers at a time. */
+#define QKV(N) ((HEADS / N + 2) * (HIDDEN / HEADS))
 #define BLOCK(N)                                                                                                      \
     (fork, x1), (layernorm, n1, HIDDEN), (all_gather, g1),                                                            \
-    (linear, qkv, HIDDEN, 3 * HIDDEN / N, (shard, columns), (parts, 3)), (bias, qkv_b, 3 * HIDDEN / N),               \
-    (attention, mix, HEADS / N, HEADS / N, HIDDEN / HEADS), (linear, proj, HIDDEN / N, HIDDEN, (shard, rows)),        \
+    (linear, qkv, HIDDEN, QKV(N), (shard, columns), (parts, 3), (first_part, HEADS / N), (copies, N)),                \
+    (bias, qkv_b, QKV(N)), (attention, mix, HEADS / N, 1, HIDDEN / HEADS), (linear, proj, HIDDEN / N, HIDDEN, (shard, rows)),        \
     (reduce_scatter, s1), (bias, proj_b, HIDDEN), (add, x1)
 #define LAYER(i)                                                                                                      \
     (layernorm, n##i, HIDDEN), (linear, l##i, HIDDEN, HIDDEN), (bias, b##i, HIDDEN), (gelu, g##i)
@@ -355,7 +356,7 @@ int main(int argc, char **argv) {
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
-    config.tensor = argc > 2 ? atoi(argv[2]) : 1;
+    config.tensor = config.copies = argc > 2 ? atoi(argv[2]) : 1;
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);

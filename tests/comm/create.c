@@ -3,6 +3,8 @@
  *
  *     mpirun -n 2 create refused       rank 1's config is wrong
  *     mpirun -n 2 create tensor        the ranks have other tensor groups
+ *     mpirun -n 2 create divides       config.copies does not divide config.tensor
+ *     mpirun -n 2 create copies        a list has k and v on other ranks than config.copies says
  *     mpirun -n 2 create native        MPI_COMM_NULL, and a communicator before MPI_Init and after MPI_Finalize
  *     mpirun -n 2 create settings      te_group_compare and te_buckets_init
  *     mpirun -n 2 create counts        the ranks call a collective with other counts
@@ -12,6 +14,9 @@
 #include "te/te.h"
 
 TE_SEQUENTIAL(small, f32, (linear, fc, 64, 64))
+TE_SEQUENTIAL(one_kv, f32, (copy_to_group, g),
+              (linear, qkv, 64, 64, (shard, columns), (parts, 3), (first_part, 2), (copies, 2)),
+              (attention, mix, 2, 1, 16), (linear, proj, 32, 64, (shard, rows)), (all_reduce, s))
 
 static te_context ctx;
 static te_comm comm;
@@ -31,6 +36,18 @@ static void native(void) {
     MPI_Finalize();
     te_comm_config config = te_comm_defaults();
     expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_STATE, "finalized", "te_comm_create after MPI_Finalize");
+}
+/* A list whose k and v two ranks hold, with a communicator that has no groups of two ranks for them. */
+static void copies(void) {
+    static one_kv m;
+    void *params = 0;
+    te_comm_config config = te_comm_defaults();
+    config.tensor = 2;
+    expect(te_comm_create(&comm, &config, &ctx), TE_OK, "", "te_comm_create");
+    expect(te_allocate(&ctx, &params, one_kv_param_bytes()), TE_OK, "", "memory");
+    expect(one_kv_bind(&m, params, 0, &ctx), TE_ERROR_STATE, "and te_comm_config.copies is 1", "bind");
+    te_comm_destroy(&comm);
+    te_release(&ctx, params);
 }
 static void settings(void) {
     static small m;
@@ -88,7 +105,11 @@ int main(int argc, char **argv) {
     } else if (!strcmp(mode, "tensor")) {
         config.tensor = 1 + rank;
         expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_VALUE, "config.tensor is 1 on rank 0, and 2 on rank 1", mode);
-    } else if (!strcmp(mode, "native")) native();
+    } else if (!strcmp(mode, "divides")) {
+        config.copies = 2;
+        expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_SHAPE, "config.copies is 2", mode);
+    } else if (!strcmp(mode, "copies")) copies();
+    else if (!strcmp(mode, "native")) native();
     else if (!strcmp(mode, "settings")) settings();
     else if (!strcmp(mode, "counts")) counts();
     else return 2;

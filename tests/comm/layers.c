@@ -4,6 +4,7 @@
  * also computes the whole layer.
  *
  *     mpirun -n 4 layers FOLDER                    each rank writes a file there
+ *     mpirun -n 4 layers FOLDER KV                 layers with 2 kv heads, or (with 2 ranks, too) 1
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -42,6 +43,19 @@ TE_SEQUENTIAL(llama31_tp4, f32, TE_LLAMA31_BLOCK_TP(b, HIDDEN, FFN, 8, 4, 6, 4, 
 TE_SEQUENTIAL(llama31_sp2, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 2, ROPE_OPTIONS))
 TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, FFN, 8, 4, 6, 4, ROPE_OPTIONS))
 
+/* Fewer kv heads than ranks, so that 2 or 4 ranks hold the same one. */
+#define TWO_KV(X)                                                                                                     \
+    X(llama_kv2, TE_LLAMA_BLOCK, (b, HIDDEN, FFN, 8, 2, 6, 500000.0f))                                                \
+    X(qwen3_kv2, TE_QWEN3_BLOCK, (b, HIDDEN, FFN, 8, 2, 6, 1000000.0f))                                               \
+    X(gemma2_kv2, TE_GEMMA2_BLOCK, (b, HIDDEN, FFN, 8, 2, 6, 0.3f, 3))                                                \
+    X(mixtral_kv2, TE_MIXTRAL_BLOCK, (b, HIDDEN, FFN, 8, 2, 6, 1000000.0f, EXPERTS, 2))
+#define LISTS_OF_4(name, BLOCK, args)                                                                                 \
+    TE_SEQUENTIAL(name, f32, BLOCK args)                                                                              \
+    TE_SEQUENTIAL(name##_tp4, f32, RANKS(BLOCK##_TP, args, 4))                                                        \
+    TE_SEQUENTIAL(name##_sp4, (f32, (rows, shard)), RANKS(BLOCK##_SP, args, 4))
+TWO_KV(LISTS_OF_4)
+LISTS(qwen2_kv1, TE_QWEN2_BLOCK, (b, HIDDEN, FFN, 8, 1, 6, 1000000.0f))
+
 TE_SEQUENTIAL(mixtral_ep2, (f32, (rows, shard)), TE_MIXTRAL_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2, 2))
 TE_SEQUENTIAL(mixtral_ep4, (f32, (rows, shard)), TE_MIXTRAL_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2, 4))
 TE_SEQUENTIAL(qwen3_moe_ep2, (f32, (rows, shard)), TE_QWEN3_MOE_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 3, 2))
@@ -55,7 +69,7 @@ static const te_packed gpt_file[] = {
     {"ln_2.weight", "b_norm2", "weight", 0, 0}, {"ln_2.bias", "b_norm2", "bias", 0, 0},
     {"c_fc.weight", "b_fc1", "weight", 0, 1}, {"c_fc.bias", "b_fc1_bias", "bias", 0, 0},
     {"mlp.weight", "b_fc2", "weight", 0, 1}, {"mlp.bias", "b_fc2_bias", "bias", 0, 0}};
-static const te_packed llama_file[] = {
+static te_packed llama_file[] = { /* with 4 kv heads; use_kv_heads changes that */
     {"norm1", "b_norm1", "weight", 0, 0}, {"q_proj", "b_qkv", "weight", 8 * 6, 0}, {"k_proj", "b_qkv", "weight", 4 * 6, 0},
     {"v_proj", "b_qkv", "weight", 0, 0}, {"o_proj", "b_proj", "weight", 0, 0}, {"norm2", "b_norm2", "weight", 0, 0},
     {"gate_proj", "b_fc1", "weight", FFN, 0}, {"up_proj", "b_fc1", "weight", FFN, 0}, {"down_proj", "b_fc2", "weight", 0, 0},
@@ -64,6 +78,11 @@ static const te_packed llama_file[] = {
     {"v_bias", "b_qkv_bias", "bias", 0, 0}, {"after1", "b_norm1_after", "weight", 0, 0},      /* Gemma 2 */
     {"after2", "b_norm2_after", "weight", 0, 0}, {"gate", "b_router", "weight", 0, 0}};       /* a mixture of experts */
 enum { GPT_FILE = sizeof gpt_file / sizeof *gpt_file, LLAMA_FILE = sizeof llama_file / sizeof *llama_file };
+
+static void use_kv_heads(int kv) {
+    for (int i = 0; i < (int)LLAMA_FILE; i++)
+        if (llama_file[i].rows == 4 * 6) llama_file[i].rows = kv * 6;
+}
 
 /* Gate, up and down of each expert are tensors of their own. */
 static int expert_file(te_packed *parts) {
@@ -79,7 +98,7 @@ static int expert_file(te_packed *parts) {
 static te_context ctx;
 static te_comm comm;
 static const char *folder;
-static int64_t compared, wrong;
+static int64_t compared, copied, wrong;
 
 /* A layer and its results for x and dy, which are the same on all ranks. */
 typedef struct layer {
@@ -176,6 +195,40 @@ static te_status compare(const char *list, const char *what, const float *got, c
     wrong++, printf("rank %d: %s: %s is off by %g, of %g\n", comm.world.rank, list, what, sqrt(off), sqrt(size));
     return TE_OK;
 }
+/* Checks that the ranks that hold the same heads of k and v have the same bits of these weights and gradients. */
+static te_status compare_copies(const char *list, const te_param *p, const te_shard_layout *s) {
+    static float all[2 * MOST];
+    const te_group *g = te__copies_group(&ctx);
+    const int64_t n = p->rows * p->cols - s->first;
+    void *memory;
+    if (s->copies == 1) return TE_OK;
+    if (s->copies != g->size || n <= 0) wrong++, printf("%s: %s has %d copies\n", list, p->op, s->copies);
+    TE_TRY(te_allocate(&ctx, &memory, (size_t)g->size * (size_t)n * sizeof(float)));
+    for (int i = 0; i < 2; i++) {
+        TE_TRY(te_group_all_gather(g, memory, (i ? p->grad : (float *)p->data) + s->first, n, TE_f32, &ctx));
+        TE_TRY(te_copy(&ctx, all, memory, (size_t)g->size * (size_t)n * sizeof(float)));
+        TE_TRY(te_comm_synchronize(&ctx));
+        for (int r = 1; r < g->size; r++)
+            if (memcmp(all, all + r * n, (size_t)n * sizeof(float)))
+                wrong++, printf("rank %d: %s: %s %s: the copies differ\n", comm.world.rank, list, p->op, i ? "grad" : "data");
+        copied += n;
+    }
+    te_release(&ctx, memory);
+    return TE_OK;
+}
+/* The gradient norm counts each element once, whichever ranks hold it. */
+static te_status norm_of(double *norm, layer *l) {
+    te_model *models[1] = {&l->model};
+    te_grad_norm n;
+    void *memory;
+    TE_TRY(te_allocate(&ctx, &memory, te_grad_norm_bytes(models, 1)));
+    TE_TRY(te_grad_norm_init(&n, memory, te_grad_norm_bytes(models, 1), models, 1, &ctx));
+    TE_TRY(te_grad_norm_run(&n, &ctx));
+    TE_TRY(te_copy(&ctx, norm, n.norm, sizeof *norm));
+    TE_TRY(te_comm_synchronize(&ctx));
+    te_release(&ctx, memory);
+    return TE_OK;
+}
 static te_status check(const te_plan *one, const te_plan *many, int by_rows) {
     layer w, l;
     TE_TRY(make(&w, one, 1, 1));
@@ -186,20 +239,36 @@ static te_status check(const te_plan *one, const te_plan *many, int by_rows) {
     for (int k = 0; k < l.model.param_count; k++) {
         const te_param *p = &l.param[k];
         const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(&ctx));
+        TE_TRY(compare_copies(many->name, p, &runs));
         for (int64_t i = 0; i < runs.count; i++) {
             const te_shard_run r = te_shard_run_at(&runs, i);
             TE_TRY(compare(many->name, p->op, (float *)p->data + r.at, (float *)w.param[k].data + r.whole, r.elements));
             TE_TRY(compare(many->name, p->op, p->grad + r.at, w.param[k].grad + r.whole, r.elements));
         }
     }
+    double whole, parts; /* the gradient norms; the whole layer's is that of one rank */
+    TE_TRY(norm_of(&parts, &l));
+    te_comm *const together = ctx.comm;
+    ctx.comm = 0;
+    const te_status status = norm_of(&whole, &w);
+    ctx.comm = together;
+    TE_TRY(status);
+    if (!(fabs(parts - whole) <= 1e-5 * whole))
+        wrong++, printf("rank %d: %s: the gradient norm is %g, should be %g\n", comm.world.rank, many->name, parts, whole);
     drop(&w), drop(&l);
     return TE_OK;
 }
-static te_status run(void) {
+static te_status run(int kv) {
     const int four = comm.tensor.size == 4;
 #define CHECK(name, ...)                                                                                              \
     TE_TRY(check(name##_plan(), four ? name##_tp4_plan() : name##_tp2_plan(), 0));                                    \
     TE_TRY(check(name##_plan(), four ? name##_sp4_plan() : name##_sp2_plan(), 1));
+#define CHECK_OF_4(name, ...)                                                                                         \
+    TE_TRY(check(name##_plan(), name##_tp4_plan(), 0));                                                               \
+    TE_TRY(check(name##_plan(), name##_sp4_plan(), 1));
+    if (kv == 2) { TWO_KV(CHECK_OF_4) }
+    if (kv == 1) { CHECK(qwen2_kv1) }
+    if (kv != 4) return TE_OK;
     LAYERS(CHECK)
     CHECK(llama31)
     TE_TRY(check(mixtral_plan(), four ? mixtral_ep4_plan() : mixtral_ep2_plan(), 1));
@@ -210,16 +279,18 @@ static te_status run(void) {
 int main(int argc, char **argv) {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
-    if (argc != 2) return fprintf(stderr, "layers FOLDER\n"), 2;
+    if (argc < 2) return fprintf(stderr, "layers FOLDER [KV]\n"), 2;
+    const int kv = argc > 2 ? atoi(argv[2]) : 4;
+    use_kv_heads(kv);
     folder = argv[1];
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
-    config.file = getenv("RANKS_FILE"), config.tensor = size;
+    config.file = getenv("RANKS_FILE"), config.tensor = size, config.copies = size > kv ? size / kv : 1;
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
-    if (status == TE_OK) status = run();
+    if (status == TE_OK) status = run(kv);
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
-    else if (!rank) printf("layers: %lld values of %d ranks\n", (long long)compared, size);
+    else if (!rank) printf("layers: %lld values of %d ranks, %lld copies the same\n", (long long)compared, size, (long long)copied);
     fflush(stdout);
     te_comm_destroy(&comm); /* does not wait for ranks that have failed */
     te_context_destroy(&ctx);

@@ -6,6 +6,7 @@
  *     mpirun -n 4 ranks gpt TENSOR                 rank 0 prints the losses of 50 steps; TENSOR ranks share a replica
  *     mpirun -n 4 ranks stall SECONDS              rank 1 hangs: the others time out after so many seconds
  *     mpirun -n 4 ranks leave SECONDS              rank 1 is killed
+ *     mpirun -n 4 ranks absent SECONDS             rank 1 does not come to the first collective, for which NCCL would connect to it
  *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
@@ -481,12 +482,12 @@ static te_status save_after(te_status status) {
     all.random = 1;
     return te_checkpoint_save("/tmp/te_ranks_must_not_exist", &all, &ctx);
 }
-static te_status run_without(int leaves) {
+static te_status run_without(int leaves, int from) { /* from: the collective from which on rank 1 is missing */
     void *p = 0;
     TE_TRY(te_allocate(&ctx, &p, 1000 * sizeof(float)));
     TE_TRY(te_fill(&ctx, p, 0, 1000 * sizeof(float)));
     for (int i = 0; i < 4; i++) {
-        if (i == 2 && comm.world.rank == 1) {
+        if (i == from && comm.world.rank == 1) {
             if (leaves) (void)kill(getpid(), SIGKILL);
             sleep(600);
         }
@@ -499,19 +500,21 @@ static te_status run_without(int leaves) {
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "ops", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     frozen = argc > 3 && !strcmp(argv[3], "frozen");
-    const int number = argc > 2 ? atoi(argv[2]) : 1, fails = !strcmp(mode, "stall") || !strcmp(mode, "leave");
+    const int number = argc > 2 ? atoi(argv[2]) : 1, absent = !strcmp(mode, "absent"),
+              fails = absent || !strcmp(mode, "stall") || !strcmp(mode, "leave");
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "gpt") ? number : fails ? 1 : size;
     if (fails) config.timeout = number;
+    if (absent) config.peer_bytes = 0; /* all collectives go through NCCL */
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "ops")) status = run_ops();
         else if (!strcmp(mode, "patterns")) status = compare_fused(number);
-        else if (fails) status = save_after(run_without(!strcmp(mode, "leave")));
+        else if (fails) status = save_after(run_without(!strcmp(mode, "leave"), absent ? 0 : 2));
         else status = number == 2 ? run_gpt2() : run_gpt1();
     }
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));

@@ -336,7 +336,7 @@ static te_status run_vocabulary(int size) {
 
 /* ---- a GPT ------------------------------------------------------------------------------------------------------- */
 
-enum { HIDDEN = 32, FFN = 96, HEADS = 8, KV_HEADS = 4, LENGTH = 16, SEQUENCES = 4 };
+enum { HIDDEN = 32, FFN = 96, HEADS = 8, KV_HEADS = 2, LENGTH = 16, SEQUENCES = 4 };
 
 /* [vocabulary] */
 #define GPT(N)                                                                                                        \
@@ -344,11 +344,15 @@ enum { HIDDEN = 32, FFN = 96, HEADS = 8, KV_HEADS = 4, LENGTH = 16, SEQUENCES = 
     BLOCK(HIDDEN, FFN, N), (rmsnorm, last, HIDDEN), (all_gather, g3),                                                 \
     (tied_linear, head, HIDDEN, VOCABULARY / N, (shard, columns)), (cross_entropy, loss, VOCABULARY, (ranks, N))
 /* [vocabulary] */
+/* With 4 ranks, two of them have the same kv head. */
+#define KV(N) (KV_HEADS > N ? KV_HEADS / N : 1)
+#define COPIES(N) (KV_HEADS < N ? N / KV_HEADS : 1)
+#define QKV(H, N) ((HEADS / N + 2 * KV(N)) * ((H) / HEADS))
 #define BLOCK(H, F, N)                                                                                                \
     (fork, x1), (layernorm, n1, H), (all_gather, g1),                                                                 \
-    (linear, qkv, H, 2 * (H) / N, (shard, columns), (parts, 3), (first_part, HEADS / KV_HEADS)),                      \
-    (bias, qkv_b, 2 * (H) / N),                                                                                       \
-    (attention, mix, HEADS / N, KV_HEADS / N, (H) / HEADS, (dropout, 0.1f), (alibi, 1), (sinks, 1)),                  \
+    (linear, qkv, H, QKV(H, N), (shard, columns), (parts, 3), (first_part, HEADS / N / KV(N)), (copies, COPIES(N))),  \
+    (bias, qkv_b, QKV(H, N)),                                                                                         \
+    (attention, mix, HEADS / N, KV(N), (H) / HEADS, (dropout, 0.1f), (alibi, 1), (sinks, 1)),                         \
     (linear, proj, (H) / N, H, (shard, rows)),                                                                        \
     (reduce_scatter, s1), (bias, proj_b, H), (dropout, d1, 0.1f), (add, x1),                                          \
     (fork, x2), (rmsnorm, n2, H), (all_gather, g2), (linear, fc1, H, 2 * (F) / N, (shard, columns), (parts, 2)),      \
@@ -359,6 +363,26 @@ TE_SEQUENTIAL(gpt4, (f32, (rows, shard)), GPT(4))
 
 typedef struct task { int sharded, first, last; const char *from, *to; } task;
 
+/* Checks that the ranks that hold the same heads of k and v have the same bits of them. */
+static te_status same_copies(const te_model *m) {
+    const te_group *g = te__copies_group(&ctx);
+    static float all[16 * HIDDEN * HIDDEN];
+    void *memory;
+    TE_TRY(te_allocate(&ctx, &memory, sizeof all));
+    for (int i = 0; i < m->param_count && g->size > 1; i++) {
+        const te_param *p = &m->param[i];
+        const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(&ctx));
+        const int64_t n = p->rows * p->cols - s.first;
+        if (s.copies == 1) continue;
+        TE_TRY(te_group_all_gather(g, memory, (const float *)p->data + s.first, n, TE_f32, &ctx));
+        TE_TRY(read_back(all, memory, sizeof all));
+        for (int r = 1; r < g->size; r++)
+            if (memcmp(all, (float *)all + r * n, (size_t)n * sizeof(float)))
+                wrong++, printf("rank %d: %s.%s: the copies differ\n", comm.world.rank, p->op, p->field);
+    }
+    te_release(&ctx, memory);
+    return TE_OK;
+}
 static te_status losses_of(te_model *m, te_param *table, te_param *head, task t) {
     const te_plan *plan = m->plan;
     te_model *models[1] = {m};
@@ -409,6 +433,7 @@ static te_status losses_of(te_model *m, te_param *table, te_param *head, task t)
         if (!comm.world.rank) printf("%d\t%.8g\n", step + 1, mean);
         wrong += !(mean > 0 && mean < 100);
     }
+    TE_TRY(same_copies(m));
     if (strcmp(t.to, "-")) TE_TRY(te_checkpoint_save(t.to, &all, &ctx));
     void *const memory[4] = {saved.memory, tokens, loss, state};
     for (int i = 0; i < 4; i++) te_release(&ctx, memory[i]);
@@ -610,6 +635,7 @@ int main(int argc, char **argv) {
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "vocabulary") ? size : !strcmp(mode, "refuse") ? 1 : number;
+    config.copies = !strcmp(mode, "train") ? COPIES(config.tensor) : 1;
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {

@@ -24,36 +24,18 @@
 
 typedef ncclComm_t te__comm_native;
 
-TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *what, te_context *ctx) {
-    if (e == ncclSuccess || e == ncclInProgress) return TE_OK;
-    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
-                  ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
-    return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
-}
-
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
 
-typedef struct te__nccl_args {
-    const te_group *group;
-    void *y;
-    const void *x;
-    int64_t count;
-    te_dtype dtype;
-    te_peer_kind kind;
-} te__nccl_args;
+/* A recorded operation. Only the first te__nccl_args_bytes bytes are recorded. */
+typedef struct te__nccl_args { const te_group *group; te__nccl_op op; } te__nccl_args;
+
+TE_API size_t te__nccl_args_bytes(const te__nccl_args *a) {
+    return offsetof(te__nccl_args, op) + te__nccl_op_bytes(&a->op);
+}
 
 TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
-    static const char *const names[] = {"all_reduce", "reduce_scatter", "all_gather"}; /* indexed by te_peer_kind */
     const te__nccl_args *a = (const te__nccl_args *)args;
-    const ncclDataType_t type = a->dtype == TE_f32 ? ncclFloat32 : a->dtype == TE_bf16 ? ncclBfloat16 : ncclFloat16;
-    const cudaStream_t stream = (cudaStream_t)ctx->stream;
-    const ncclComm_t comm = (ncclComm_t)a->group->handle;
-    const size_t count = (size_t)a->count;
-    ncclResult_t e;
-    if (a->kind == TE_PEER_all_gather) e = ncclAllGather(a->x, a->y, count, type, comm, stream);
-    else if (a->kind == TE_PEER_reduce_scatter) e = ncclReduceScatter(a->x, a->y, count, type, ncclSum, comm, stream);
-    else e = ncclAllReduce(a->x, a->y, count, type, ncclSum, comm, stream);
-    return te__nccl_status(a->group, e, names[a->kind], ctx);
+    return te__nccl_run(a->group, &a->op, ctx);
 }
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
@@ -65,8 +47,9 @@ TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const v
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
     if (taken) return TE_OK;
     memset(&a, 0, sizeof a); /* the padding must be 0, too, because recorded passes compare arguments byte by byte */
-    a.group = g, a.y = y, a.x = x, a.count = count, a.dtype = dtype, a.kind = kind;
-    return te__cuda_call(ctx, te__nccl_call, &a, sizeof a);
+    const ncclDataType_t type = dtype == TE_f32 ? ncclFloat32 : dtype == TE_bf16 ? ncclBfloat16 : ncclFloat16;
+    a.group = g, a.op = te__nccl_op_of((te__nccl_kind)kind, y, x, count, type);
+    return te__cuda_call(ctx, te__nccl_call, &a, te__nccl_args_bytes(&a));
 }
 TE_IF_USED TE_API te_status te__nccl_all_gather(const te_group *g, void *y, const void *x, int64_t count,
                                                 te_dtype dtype, te_context *ctx) {
@@ -81,32 +64,13 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
     return te__nccl_enqueue(g, y, x, count, dtype, TE_PEER_all_reduce, ctx);
 }
 
-typedef struct te__nccl_exchange_args {
-    const te_group *group;
-    te_transfer transfers[TE_EXCHANGE_MAX];
-    int count;
-} te__nccl_exchange_args;
-TE_API te_status te__nccl_exchange_call(const void *args, te_context *ctx) {
-    const te__nccl_exchange_args *a = (const te__nccl_exchange_args *)args;
-    const cudaStream_t stream = (cudaStream_t)ctx->stream;
-    const ncclComm_t comm = (ncclComm_t)a->group->handle;
-    ncclResult_t e = ncclGroupStart();
-    for (int i = 0; i < a->count && e == ncclSuccess; i++) {
-        const te_transfer *t = &a->transfers[i];
-        const size_t bytes = (size_t)t->bytes;
-        e = t->is_received ? ncclRecv(t->data, bytes, ncclInt8, t->peer, comm, stream)
-                           : ncclSend(t->data, bytes, ncclInt8, t->peer, comm, stream);
-    }
-    const ncclResult_t ended = ncclGroupEnd();
-    return te__nccl_status(a->group, e == ncclSuccess ? ended : e, "exchange", ctx);
-}
 TE_IF_USED TE_API te_status te__nccl_exchange(const te_group *g, const te_transfer *transfers, int count,
                                               te_context *ctx) {
-    te__nccl_exchange_args a;
+    te__nccl_args a;
     memset(&a, 0, sizeof a); /* recorded passes compare arguments byte by byte */
-    a.group = g, a.count = count;
-    memcpy(a.transfers, transfers, (size_t)count * sizeof *transfers);
-    return te__cuda_call(ctx, te__nccl_exchange_call, &a, sizeof a);
+    a.group = g, a.op = te__nccl_op_of(TE__NCCL_exchange, 0, 0, count, ncclInt8);
+    memcpy(a.op.transfers, transfers, (size_t)count * sizeof *transfers);
+    return te__cuda_call(ctx, te__nccl_call, &a, te__nccl_args_bytes(&a));
 }
 
 /* ---- groups ------------------------------------------------------------------------------------------------------ */
@@ -126,8 +90,8 @@ TE_API void te__peer_memory_close(te_group *g) {
     g->peers = 0, g->memory = 0;
     te__peer_memory_unmap(p, g->rank);
     if (m) te__overlap_memory_unmap(m);
-    if (!comm->failed && ncclAllReduce(p->state, p->state, 1, ncclUint32, ncclMax, (ncclComm_t)g->handle, stream) ==
-                             ncclSuccess) {
+    const te__nccl_op barrier = te__nccl_op_of(TE__NCCL_all_reduce, p->state, p->state, 1, ncclUint32);
+    if (!comm->failed && te__nccl_run(g, &barrier, comm->ctx) == TE_OK) {
         const double start = te__seconds();
         while (cudaStreamQuery(stream) == cudaErrorNotReady && te__seconds() - start < comm->timeout) te__sleep_1ms();
     }

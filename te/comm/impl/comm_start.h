@@ -185,15 +185,15 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
-/* A rank's reply about its config. accepts: 1: the rank accepts its config; sizes: the members tensor, context and
- * pipeline of its te_comm_config. */
-enum { TE__COMM_SIZES = 3 };
+/* A rank's reply about its config. accepts: 1: the rank accepts its config; sizes: the members tensor, copies,
+ * context and pipeline of its te_comm_config. */
+enum { TE__COMM_SIZES = 4 };
 typedef struct te__comm_says { int32_t accepts, sizes[TE__COMM_SIZES]; } te__comm_says;
 
 /* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another size than rank 0
  * in it, all ranks return the same error; but a rank that already has an error, `status`, returns that error. */
 TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
-    static const char *const names[TE__COMM_SIZES] = {"tensor", "context", "pipeline"};
+    static const char *const names[TE__COMM_SIZES] = {"tensor", "copies", "context", "pipeline"};
     int refuses = -1;
     for (int i = size - 1; i >= 0; i--)
         if (!says[i].accepts) refuses = i;

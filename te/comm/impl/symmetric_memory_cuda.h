@@ -19,12 +19,147 @@
 #ifdef TE_COMM
 #include <cuda.h>
 #include <nccl.h>
+#include <pthread.h>
+#include <stddef.h> /* offsetof */
 #include <stdio.h>  /* fopen */
 #include <unistd.h> /* getpid */
 
 static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmetric memory have the same limit");
 
-/* ---- waits that end ---------------------------------------------------------------------------------------------- */
+/* ---- calls and waits that end ------------------------------------------------------------------------------------ */
+
+TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *what, te_context *ctx) {
+    if (e == ncclSuccess || e == ncclInProgress) return TE_OK;
+    (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: %s; %s", what, g->name, g->rank, g->size,
+                  ncclGetErrorString(e), ncclGetLastError((ncclComm_t)g->handle));
+    return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
+}
+
+/* A collective of NCCL, or the messages of te_group_exchange. */
+typedef enum te__nccl_kind {
+    TE__NCCL_all_reduce = TE_PEER_all_reduce,
+    TE__NCCL_reduce_scatter = TE_PEER_reduce_scatter,
+    TE__NCCL_all_gather = TE_PEER_all_gather,
+    TE__NCCL_exchange
+} te__nccl_kind;
+typedef struct te__nccl_op {
+    te__nccl_kind kind;
+    ncclDataType_t type;
+    void *y;
+    const void *x;
+    int64_t count;                          /* of elements; for an exchange: of messages */
+    te_transfer transfers[TE_EXCHANGE_MAX]; /* [count] for an exchange, else unused; a copy of an operation has only
+                                             * its first te__nccl_op_bytes bytes */
+} te__nccl_op;
+
+TE_API size_t te__nccl_op_bytes(const te__nccl_op *op) {
+    return offsetof(te__nccl_op, transfers) +
+           (op->kind == TE__NCCL_exchange ? (size_t)op->count * sizeof op->transfers[0] : 0);
+}
+
+TE_API te__nccl_op te__nccl_op_of(te__nccl_kind kind, void *y, const void *x, int64_t count, ncclDataType_t type) {
+    te__nccl_op op;
+    memset(&op, 0, sizeof op);
+    op.kind = kind, op.type = type, op.y = y, op.x = x, op.count = count;
+    return op;
+}
+TE_API ncclResult_t te__nccl_exchange_now(const te__nccl_op *op, ncclComm_t nccl, cudaStream_t stream) {
+    ncclResult_t e = ncclGroupStart();
+    for (int64_t i = 0; i < op->count && e == ncclSuccess; i++) {
+        const te_transfer *t = &op->transfers[i];
+        const size_t bytes = (size_t)t->bytes;
+        e = t->is_received ? ncclRecv(t->data, bytes, ncclInt8, t->peer, nccl, stream)
+                           : ncclSend(t->data, bytes, ncclInt8, t->peer, nccl, stream);
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return e == ncclSuccess ? ended : e;
+}
+/* Numbers are summed; of an ncclUint32, which serves as a barrier, nobody reads the result. */
+TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl, cudaStream_t stream) {
+    const size_t count = (size_t)op->count;
+    switch (op->kind) {
+    case TE__NCCL_all_gather: return ncclAllGather(op->x, op->y, count, op->type, nccl, stream);
+    case TE__NCCL_reduce_scatter: return ncclReduceScatter(op->x, op->y, count, op->type, ncclSum, nccl, stream);
+    case TE__NCCL_exchange: return te__nccl_exchange_now(op, nccl, stream);
+    default: return ncclAllReduce(op->x, op->y, count, op->type, ncclSum, nccl, stream);
+    }
+}
+/* Return a hash of those members of an operation on which depends to which ranks NCCL connects for it. It is not 0. */
+TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
+    uint64_t word[4] = {(uint64_t)(uintptr_t)nccl, (uint64_t)op->kind, (uint64_t)op->type, (uint64_t)op->count};
+    uint64_t hash = 1469598103934665603u; /* FNV-1a, by words */
+    for (int i = 0; i < 4; i++) hash = (hash ^ word[i]) * 1099511628211u;
+    for (int64_t i = 0; op->kind == TE__NCCL_exchange && i < op->count; i++) {
+        const te_transfer *t = &op->transfers[i];
+        hash = (hash ^ (uint64_t)t->bytes) * 1099511628211u;
+        hash = (hash ^ (uint64_t)(2 * t->peer + t->is_received)) * 1099511628211u;
+    }
+    return hash ? hash : 1;
+}
+/* A call of NCCL by a thread of its own. done: 1 when the call has returned. */
+typedef struct te__nccl_thread {
+    te__nccl_op op;
+    ncclComm_t nccl;
+    cudaStream_t stream;
+    int device, done;
+    ncclResult_t result;
+} te__nccl_thread;
+TE_API void *te__nccl_thread_run(void *p) {
+    te__nccl_thread *t = (te__nccl_thread *)p;
+    t->result = cudaSetDevice(t->device) == cudaSuccess ? te__nccl_enqueue_now(&t->op, t->nccl, t->stream)
+                                                        : ncclUnhandledCudaError;
+    __atomic_store_n(&t->done, 1, __ATOMIC_RELEASE);
+    return 0;
+}
+/* Let a thread enqueue the operation, and wait for the thread at most g->comm->timeout seconds. After an error the
+ * thread may still wait inside NCCL, so it keeps its memory; te_comm_destroy aborts the communicator, which ends that
+ * wait. */
+TE_API te_status te__nccl_run_by_thread(ncclResult_t *result, const te_group *g, const te__nccl_op *op,
+                                        const char *what, te_context *ctx) {
+    const double since = te__seconds();
+    pthread_t thread;
+    te__nccl_thread *t = (te__nccl_thread *)calloc(1, sizeof *t);
+    TE_REQUIRE(t, ctx, TE_ERROR_MEMORY, "%s: cannot allocate %zu bytes", what, sizeof *t);
+    memcpy((void *)&t->op, op, te__nccl_op_bytes(op));
+    t->nccl = (ncclComm_t)g->handle, t->stream = (cudaStream_t)ctx->stream, t->device = ctx->device;
+    if (pthread_create(&thread, 0, te__nccl_thread_run, t)) {
+        free(t);
+        return te_fail(ctx, TE_ERROR_MEMORY, "%s: cannot create a thread", what);
+    }
+    while (!__atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) {
+        if (te__seconds() - since >= g->comm->timeout) {
+            (void)pthread_detach(thread);
+            (void)te_fail(ctx, TE_ERROR_COMM, "%s of the %s group, rank %d of %d: another rank has not come within %g "
+                          "seconds", what, g->name, g->rank, g->size, g->comm->timeout);
+            return te__comm_failed(g->comm, ctx);
+        }
+        te__sleep_1ms();
+    }
+    (void)pthread_join(thread, 0);
+    *result = t->result;
+    free(t);
+    return TE_OK;
+}
+/* Enqueue an operation. The groups' communicators are blocking, and NCCL connects two ranks only when an operation
+ * first needs that (NCCL_RUNTIME_CONNECT; sends and receives always): inside this call, by messages for which it waits
+ * without a limit, so a rank that hangs or has died would block the host. Therefore the first operation of a kind and
+ * size is enqueued by another thread, with a time limit. Later ones of the same kind and size find their connections,
+ * and do not wait for other ranks. */
+TE_API te_status te__nccl_run(const te_group *g, const te__nccl_op *op, te_context *ctx) {
+    static const char *const names[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"}; /* te__nccl_kind */
+    const char *what = names[op->kind];
+    const ncclComm_t nccl = (ncclComm_t)g->handle;
+    te_comm *comm = g->comm;
+    const uint64_t signature = te__nccl_signature(op, nccl);
+    ncclResult_t e = ncclSuccess;
+    for (int i = 0; i < TE_COMM_CONNECTED; i++)
+        if (comm->connected[i] == signature)
+            return te__nccl_status(g, te__nccl_enqueue_now(op, nccl, (cudaStream_t)ctx->stream), what, ctx);
+    TE_TRY(te__nccl_run_by_thread(&e, g, op, what, ctx));
+    TE_TRY(te__nccl_status(g, e, what, ctx));
+    comm->connected[comm->connected_at++ % TE_COMM_CONNECTED] = signature;
+    return TE_OK;
+}
 
 /* Waits until the context's stream is idle, at most g->comm->timeout seconds; cudaStreamSynchronize would wait for
  * ever for a rank that has died. If the result is TE_ERROR_COMM, the communicator has failed, and the caller must not
@@ -71,10 +206,12 @@ TE_API uint64_t te__host_hash(void) {
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
+    const te__nccl_op gather =
+        te__nccl_op_of(TE__NCCL_all_gather, staging, staging + g->rank, (int64_t)one, ncclInt8);
     /* The last call, cudaMemcpy to the host, waits without a time limit for the all-gather. So te__comm_wait_stream
      * first waits with a limit. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
-           ncclAllGather(staging + g->rank, staging, one, ncclInt8, (ncclComm_t)g->handle, stream) == ncclSuccess &&
+           te__nccl_run(g, &gather, ctx) == TE_OK &&
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }

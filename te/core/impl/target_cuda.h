@@ -136,6 +136,14 @@ TE_API te_status te__cuda_copy(te_context *ctx, void *dst, const void *src, size
     TE_TRY(te_launch_flush(ctx));
     return te__cuda_status(ctx, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, (cudaStream_t)ctx->stream), "copy");
 }
+TE_API te_status te__cuda_copy_rows(te_context *ctx, te_tensor dst, te_tensor src) {
+    const size_t size = te_dtype_bytes(src.dtype), bytes = (size_t)src.cols * size;
+    const size_t to = (size_t)(dst.stride ? dst.stride : dst.cols) * size;
+    const size_t from = (size_t)(src.stride ? src.stride : src.cols) * size;
+    TE_TRY(te_launch_flush(ctx));
+    return te__cuda_status(ctx, cudaMemcpy2DAsync(dst.data, to, src.data, from, bytes, (size_t)src.rows,
+                                                  cudaMemcpyDeviceToDevice, (cudaStream_t)ctx->stream), "copy of rows");
+}
 typedef struct te__fill_args { void *dst; size_t bytes; int64_t byte; } te__fill_args;
 TE_API te_status te__cuda_fill_call(const void *args, te_context *ctx) {
     const te__fill_args *a = (const te__fill_args *)args;
@@ -196,8 +204,8 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
  * this fails, the context contains nothing but the error text. Errors: TE_ERROR_DEVICE, TE_ERROR_CUDA,
  * TE_ERROR_MEMORY. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
-    static const te_target cuda = {"cuda",        te__cuda_allocate,    te__cuda_release, te__cuda_copy,
-                                   te__cuda_fill, te__cuda_synchronize, te__cuda_close};
+    static const te_target cuda = {"cuda",             te__cuda_allocate, te__cuda_release,     te__cuda_copy,
+                                   te__cuda_copy_rows, te__cuda_fill,     te__cuda_synchronize, te__cuda_close};
     const te_rng rng = {seed, 0};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);

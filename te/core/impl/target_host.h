@@ -176,6 +176,14 @@ TE_API te_status te__host_copy(te_context *ctx, void *dst, const void *src, size
     (void)ctx, memmove(dst, src, bytes);
     return TE_OK;
 }
+TE_API te_status te__host_copy_rows(te_context *ctx, te_tensor dst, te_tensor src) {
+    const size_t size = te_dtype_bytes(src.dtype), bytes = (size_t)src.cols * size;
+    const size_t to = (size_t)(dst.stride ? dst.stride : dst.cols) * size;
+    const size_t from = (size_t)(src.stride ? src.stride : src.cols) * size;
+    for (int64_t r = 0; r < src.rows; r++)
+        memcpy((char *)dst.data + (size_t)r * to, (const char *)src.data + (size_t)r * from, bytes);
+    return (void)ctx, TE_OK;
+}
 TE_API te_status te__host_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
     (void)ctx, memset(dst, byte, bytes);
     return TE_OK;
@@ -197,8 +205,8 @@ TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { retu
 
 /* Create a context of the host target, whose only device is 0. Errors: TE_ERROR_DEVICE, TE_ERROR_MEMORY. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
-    static const te_target host = {"host",        te__host_allocate,    te__host_release, te__host_copy,
-                                   te__host_fill, te__host_synchronize, te__host_close};
+    static const te_target host = {"host",             te__host_allocate, te__host_release,     te__host_copy,
+                                   te__host_copy_rows, te__host_fill,     te__host_synchronize, te__host_close};
     if (!ctx) return TE_ERROR_NULL;
     memset(ctx, 0, sizeof *ctx);
     TE_REQUIRE(device == 0, ctx, TE_ERROR_DEVICE, "the host target has one device, 0; %d was asked for", device);

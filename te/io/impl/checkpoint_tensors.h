@@ -30,7 +30,8 @@ typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range of elements in the shard; `from` is an index among this rank's elements of the
                               * parameter */
-    int saves;               /* 1: this rank saves the shard; exactly one of the ranks that hold the shard does so */
+    int saves;               /* 1: this rank saves the shard, as far as it owns its elements (te_shard_layout.owned); of
+                              * the ranks of a data group that hold the shard exactly one does so */
     te__shard_format format; /* how the shard is stored in memory; moments in 8 bits are converted to bf16 for the file,
                               * and from bf16 when loaded */
 } te__tensor_shard;
@@ -50,14 +51,10 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     te__sharded_tensor w;
     memset(&w, 0, sizeof w);
     w.rows = p->rows, w.cols = p->cols, w.runs = te_shard_layout_of(p, g);
-    if (p->shard == TE_EXPERT_SHARD || (p->shard == TE_SHARD_columns && is_matrix)) w.rows *= w.runs.ranks;
-    else w.cols *= w.runs.ranks;
+    const int64_t whole = te__shard_whole_elements(&w.runs);
+    if (p->shard == TE_EXPERT_SHARD || (p->shard == TE_SHARD_columns && is_matrix)) w.rows = whole / p->cols;
+    else w.cols = whole / p->rows;
     return w;
-}
-/* Return whether this rank of the tensor group g saves its part of parameter p. A replicated parameter is saved by rank
- * 0 only, a copy by the stage of the pipeline that has the original. */
-TE_API int te__rank_saves(const te_param *p, const te_group *g) {
-    return !p->is_copy && (p->shard != TE_SHARD_none || !g->rank);
 }
 
 /* A part of a whole tensor: its elements [at, at + count), in target memory. */
@@ -71,8 +68,9 @@ typedef struct te__tensor_part {
  * to the shard. */
 TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, const te__tensor_shard *s,
                                                   const te__tensor_part *part, int loads, te_context *ctx) {
-    const int64_t shard_end = s->from + s->elements, part_end = part->at + part->count;
-    const int64_t first = te_shard_run_with(&w->runs, te_max(s->from, part->at / w->runs.ranks));
+    const int64_t shard_end = te_min(s->from + s->elements, loads ? INT64_MAX : w->runs.owned);
+    const int64_t part_end = part->at + part->count;
+    const int64_t first = te_max(te_shard_run_with(&w->runs, s->from), te__shard_run_with_whole(&w->runs, part->at));
     for (int64_t i = first; i < w->runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&w->runs, i);
         const int64_t shift = r.whole - r.at; /* the index that an element of run r has in the whole tensor, minus its
@@ -187,7 +185,7 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     te__checkpoint_add(l, "", m, p, p->dtype);
     if (m->model->is_elsewhere) return;
     shard.data = p->data, shard.from = 0, shard.elements = p->rows * p->cols;
-    shard.saves = te__rank_saves(p, l->ranks) && !l->replica, shard.format = TE__AS_STORED;
+    shard.saves = !p->is_copy && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
 /* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it`, of the optimizer, iterates
@@ -206,7 +204,7 @@ TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_
         const int is_zero1_shard = o->zero1.ranks > 1 && !it->zero1.is_replicated;
         te__tensor_shard shard;
         shard.from = it->from, shard.elements = it->elements;
-        shard.saves = te__rank_saves(p, l->ranks) && (is_zero1_shard || !l->replica);
+        shard.saves = !p->is_copy && (is_zero1_shard || !l->replica);
         shard.data = it->master, shard.format = TE__AS_STORED;
         if (has_master) te__checkpoint_add_shard(l, first, shard);
         shard.data = it->m, shard.format = is_8bit ? TE__M_8BIT : TE__AS_STORED;

@@ -95,6 +95,7 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
         TE_REQUIRE(!plan->op[i].ranks || plan->op[i].ranks == g->size, ctx, TE_ERROR_STATE,
                    "%s: (%s, %s) is for a tensor group of %d ranks, here are %d; te_comm_create makes groups", name,
                    plan->op[i].kind, plan->op[i].name, plan->op[i].ranks, g->size);
+    TE_TRY(te__check_copies(plan, ctx));
     TE_TRY(te__check_sequences(b, name, ctx));
     TE_TRY(te__check_cp_batch(plan, b, ctx));
     if (te__has_memory(plan)) TE_TRY(te__check_memory(b, name, ctx));
@@ -119,6 +120,10 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
                (long long)t.rows, (long long)want.rows);
     TE_REQUIRE(t.cols == want.cols, ctx, TE_ERROR_SHAPE, "%s: %s has %lld columns, the list was declared with %lld",
                model, name, (long long)t.cols, (long long)want.cols);
+    const int64_t max_stride = INT32_MAX / (int64_t)te_dtype_bytes(t.dtype);
+    TE_REQUIRE(!t.stride || (t.stride >= t.cols && t.stride <= max_stride), ctx, TE_ERROR_SHAPE,
+               "%s: the rows of %s have a stride of %lld elements: it is 0 or %lld (the columns) to %lld", model, name,
+               (long long)t.stride, (long long)t.cols, (long long)max_stride);
     TE_REQUIRE((uintptr_t)t.data % TE_ACCESS == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: %s lies at %p, which is no multiple of %d", model, name, t.data, (int)TE_ACCESS);
     return TE_OK;
@@ -176,12 +181,14 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
  * A call writes y, te_saved.memory, the workspace and the values of extra outputs; backward writes dx, the gradients of
  * the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of these overlaps
  * another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call
- * in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address, shape and
- * format.
+ * in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address, shape, stride
+ * and format. The elements between the rows of a tensor with a stride do not belong to it: x and y may be columns of
+ * one matrix.
  *
  * The last step of a call in place must not read what it overwrites, unless it works element by element or row by row.
  * Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither element by
- * element nor row by row (a linear, attention or rope alone).
+ * element nor row by row (a linear, attention or rope alone). If the rows have a stride, every list can run in place,
+ * because the steps work on copies.
  *
  * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes y
  * (te_saved.loss_in_backward), then dy and dx must not overlap that x or y. */
@@ -189,7 +196,9 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
 typedef struct te__region {
     const char *name;
     const char *begin;
-    size_t bytes;
+    size_t bytes;       /* from the first byte of the region to the last one */
+    size_t row, stride; /* the bytes of a row, and those from the beginning of a row to that of the next one; stride 0:
+                         * all bytes belong to the region */
     int written;
     int end; /* 1: the region is the input of the pass (x or dy); 2: it is the result of the pass (y or dx); 0: neither.
               * In a call in place, a region with `end` 1 and a region with `end` 2 may be the same memory */
@@ -207,16 +216,18 @@ TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * t
 /* Return whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of
  * `from`, the value that the first step reads. The pass may run in place if its last step works element by element or
  * row by row, or does not read `from`. */
-TE_API int te__in_place(const te_run *r, te_value from, te_value to) {
+TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
     const int count = r->pass == TE_BACKWARD ? p->backward_count : p->infer_count;
     const te_op *op = &p->op[s[count - 1].op[0]];
     const te_class last = op->op_class;
+    const int strided = te__is_strided(to);
+    if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
+    if (from.rows != to.rows || from.cols != to.cols || te__is_strided(from) != strided) return 0;
+    if (strided) return from.stride == to.stride; /* the steps work on copies of both */
     if (op->flags & TE_IS_CROSS) return 0; /* not in place: cross_attention also reads keys and values, which may lie in
                                             * the memory of `from` */
-    if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
-    if (from.rows != to.rows || from.cols != to.cols) return 0;
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
 /* Return whether backward may read the value of the fork that `op` uses. It may for every op that uses a fork except
@@ -272,27 +283,48 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
         }
     return TE_OK;
 }
+/* Return whether two regions have no byte in common. Rows with the same stride are apart if they are so within one
+ * stride; a region without a stride that lies between two rows is apart, too. */
+TE_API int te__regions_apart(const te__region *a, const te__region *b) {
+    const uintptr_t x = (uintptr_t)a->begin, y = (uintptr_t)b->begin;
+    if (x + a->bytes <= y || y + b->bytes <= x) return 1;
+    const uintptr_t stride = a->stride ? a->stride : b->stride;
+    if (!stride || (a->stride && b->stride && a->stride != b->stride)) return 0;
+    const uintptr_t from = x <= y ? (y - x) % stride : (stride - (x - y) % stride) % stride; /* from a's row to b's */
+    return from >= a->row && from + b->row <= stride;
+}
 /* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps one
  * that is already in the table and this overlap is not permitted. */
-TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
-                                int end) {
-    te__region to;
-    to.name = name, to.begin = (const char *)begin, to.bytes = bytes, to.written = written, to.end = end;
-    if (!begin || !bytes) return TE_OK;
+TE_API te_status te__region_put(te__regions *all, te__region to) {
+    if (!to.begin || !to.bytes) return TE_OK;
     TE_TRY(te__region_check_params(all, &to));
     for (int i = 0; i < all->count; i++) {
         const te__region *a = &all->region[i];
-        const int apart = (uintptr_t)a->begin + a->bytes <= (uintptr_t)to.begin ||
-                          (uintptr_t)to.begin + to.bytes <= (uintptr_t)a->begin;
-        if (apart || (!a->written && !written) || (a->end && end && all->in_place)) continue;
-        return te_fail(all->run->ctx, TE_ERROR_VALUE, "%s: %s overlaps %s%s", all->run->plan->name, name, a->name,
-                       !a->end || !end ? ""
+        if (te__regions_apart(a, &to) || (!a->written && !to.written) || (a->end && to.end && all->in_place)) continue;
+        return te_fail(all->run->ctx, TE_ERROR_VALUE, "%s: %s overlaps %s%s", all->run->plan->name, to.name, a->name,
+                       !a->end || !to.end ? ""
                        : all->run->pass == TE_FORWARD ? "; backward reads both"
-                       : a->begin == to.begin ? "; this list cannot run in place"
-                                              : "; they are to be the same or apart");
+                       : a->begin == to.begin && a->stride == to.stride ? "; this list cannot run in place"
+                                                                        : "; they are to be the same or apart");
     }
     if (all->count < TE__MAX_REGIONS) all->region[all->count++] = to;
     return TE_OK;
+}
+TE_API te_status te__region_add(te__regions *all, const char *name, const void *begin, size_t bytes, int written,
+                                int end) {
+    te__region to;
+    to.name = name, to.begin = (const char *)begin, to.bytes = to.row = bytes, to.stride = 0;
+    to.written = written, to.end = end;
+    return te__region_put(all, to);
+}
+/* Add one of the caller's tensors, whose rows may have a stride. */
+TE_API te_status te__region_add_tensor(te__regions *all, const char *name, te_tensor t, int written, int end) {
+    const size_t size = te_dtype_bytes(t.dtype), row = (size_t)t.cols * size;
+    te__region to;
+    if (!te__is_strided(t)) return te__region_add(all, name, t.data, (size_t)t.rows * row, written, end);
+    to.name = name, to.begin = (const char *)t.data, to.row = row, to.stride = (size_t)t.stride * size;
+    to.bytes = (size_t)(t.rows - 1) * to.stride + row, to.written = written, to.end = end;
+    return te__region_put(all, to);
 }
 /* Return TE_IS_INPUT if the list has an extra input with this name, TE_IS_OUTPUT if it has an extra output with this
  * name, else 0. Attention's max_logit counts as an output. */
@@ -318,6 +350,9 @@ TE_API te_status te__regions_edges(te__regions *all) {
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
+        TE_REQUIRE(!te__is_strided(e->value) && !te__is_strided(e->grad), r->ctx, TE_ERROR_SHAPE,
+                   "%s: the rows of %s have a stride, which only those of x, y, dx and dy may have", r->plan->name,
+                   e->name);
         int is_read = 0; /* 1: backward reads the value of this extra input, because an op of the list does */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
@@ -344,7 +379,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
  * tensors. */
 TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
     const int back = r->pass == TE_BACKWARD;
-    const te_value from = back ? r->dy : r->x, to = back ? r->dx : r->y;
+    const te_tensor from = te__caller(r, back ? TE__CALLER_dy : TE__CALLER_x);
+    const te_tensor to = te__caller(r, back ? TE__CALLER_dx : TE__CALLER_y);
     const size_t rows = (size_t)r->tokens;
     te__regions all;
     memset(&all, 0, sizeof all);
@@ -363,13 +399,13 @@ TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_
     TE_TRY(te__region_add(&all, "the workspace", r->ctx->workspace, used, 1, 0));
     if (saved) TE_TRY(te__region_add(&all, "saved.memory", saved->memory, r->saved_bytes, !back, 0));
     if (back && te__reads_x(r->plan))
-        TE_TRY(te__region_add(&all, "the forward's x, which backward reads", r->x.data, te__value_bytes(r->x), 1, 0));
+        TE_TRY(te__region_add_tensor(&all, "the forward's x, which backward reads", te__caller(r, TE__CALLER_x), 1, 0));
     if (back && (te__reads_y(r->plan) || r->loss_in_backward))
-        TE_TRY(te__region_add(&all, r->loss_in_backward ? "the forward's y, which backward writes"
-                                                        : "the forward's y, which backward reads",
-                              r->y.data, te__value_bytes(r->y), 1, 0));
-    TE_TRY(te__region_add(&all, back ? "dy" : "x", from.data, te__value_bytes(from), 0, 1));
-    TE_TRY(te__region_add(&all, back ? "dx" : "y", to.data, te__value_bytes(to), 1, 2));
+        TE_TRY(te__region_add_tensor(&all, r->loss_in_backward ? "the forward's y, which backward writes"
+                                                               : "the forward's y, which backward reads",
+                                     te__caller(r, TE__CALLER_y), 1, 0));
+    TE_TRY(te__region_add_tensor(&all, back ? "dy" : "x", from, 0, 1));
+    TE_TRY(te__region_add_tensor(&all, back ? "dx" : "y", to, 1, 2));
     return r->batch->edge_count ? te__regions_edges(&all) : TE_OK;
 }
 

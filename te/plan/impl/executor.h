@@ -225,18 +225,34 @@ TE_API te_status te__run_from(te_run *r, te_value now) {
  * when the blocks are as large as in the measurement they fit, because they then get the same offsets. */
 enum { TE__MAX_CAPACITY = 8 }; /* te__dry_run tries blocks for at most 8 times this call's rows */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
-    const size_t there = r->ctx->workspace_bytes;
+    const size_t all = r->ctx->workspace_bytes, there = all > r->copies_bytes ? all - r->copies_bytes : 0;
     TE_TRY(te__run_from(r, now));
-    const size_t needs = r->pool.high;
+    const size_t needs = r->pool.high + r->copies_bytes;
     const int64_t first = te__capacity_rows(r);
     for (r->capacity = first; r->pool.high > there && r->capacity < TE__MAX_CAPACITY * first;) {
         r->capacity += TE_ROW_PAD;
         TE_TRY(te__run_from(r, now));
     }
-    TE_REQUIRE(r->pool.high <= there, r->ctx, TE_ERROR_MEMORY,
-               "%s: %lld rows need %zu bytes of workspace, the context has %zu; te_context_reserve() makes it larger",
-               r->plan->name, (long long)r->tokens, needs, there);
+    TE_REQUIRE(r->pool.high <= there && r->copies_bytes <= all, r->ctx, TE_ERROR_MEMORY,
+               "%s: %lld rows need %zu bytes of workspace%s, the context has %zu; te_context_reserve() makes it larger",
+               r->plan->name, (long long)r->tokens, needs,
+               r->copies_bytes ? ", with te_plan_strided_bytes for tensors with a stride" : "", all);
     return TE_OK;
+}
+/* For tensors with a stride: copy those that the pass reads to their dense copies, before the first step; and those
+ * that it has written back, after the last step. Backward may also read the forward's x and y, and write its y. */
+TE_API te_status te__copy_operands(te_run *r) {
+    const int back = r->pass == TE_BACKWARD;
+    if (!r->copies_bytes) return TE_OK;
+    if (!back || te__reads_x(r->plan)) TE_TRY(te__copy_strided(r, TE__CALLER_x, 0));
+    if (back && te__reads_y(r->plan)) TE_TRY(te__copy_strided(r, TE__CALLER_y, 0));
+    return te__copy_strided(r, TE__CALLER_dy, 0);
+}
+TE_API te_status te__copy_results(te_run *r) {
+    const int back = r->pass == TE_BACKWARD;
+    if (!r->copies_bytes) return TE_OK;
+    if (back == r->loss_in_backward) TE_TRY(te__copy_strided(r, TE__CALLER_y, 1));
+    return te__copy_strided(r, TE__CALLER_dx, 1);
 }
 /* Make the dry run, then run the pass. The random state is advanced only in the second run, so a call that returns an
  * error does not advance it. */
@@ -244,19 +260,21 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     te_context *ctx = r->ctx;
     r->pass_input = now.data;
     TE_TRY(te__dry_run(r, now));
-    TE_REQUIRE(ctx->workspace || !r->pool.high, ctx, TE_ERROR_NULL, "%s: ctx.workspace is null, and has %zu bytes",
-               r->plan->name, ctx->workspace_bytes);
+    TE_REQUIRE(ctx->workspace || !(r->pool.high + r->copies_bytes), ctx, TE_ERROR_NULL,
+               "%s: ctx.workspace is null, and has %zu bytes", r->plan->name, ctx->workspace_bytes);
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
-    TE_TRY(te__check_overlap(r, m, saved, r->pool.high));
+    TE_TRY(te__check_overlap(r, m, saved, r->copies_bytes + r->pool.high));
     if (r->saved) r->saved->plan = 0; /* until the pass has run, mark *saved as not filled, so that no backward accepts
                                        * it */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
-    r->dry = 0, r->pool.base = (char *)ctx->workspace;
+    r->dry = 0, r->pool.base = ctx->workspace ? (char *)ctx->workspace + r->copies_bytes : 0;
+    TE_TRY(te__copy_operands(r));
     te__launch_record_begin(ctx);
     te_status status = te__run_from(r, now);
     if (status == TE_OK) status = te__deliver(r);
-    return te__launch_record_end(ctx, status);
+    TE_TRY(te__launch_record_end(ctx, status));
+    return te__copy_results(r);
 }
 
 /* ---- the three passes ------------------------------------------------------------------------------------------ */
@@ -280,7 +298,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     te__begin_batch(r, plan, pass, m, b, ctx);
     if (!te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "x", x, r->x, ctx));
     TE_TRY(te__check_tensor(plan->name, "y", y, r->y, ctx));
-    r->x.data = te__from_tokens(plan) ? 0 : x.data, r->y.data = y.data;
+    te__take_tensor(r, TE__CALLER_x, te__from_tokens(plan) ? te_none() : x), te__take_tensor(r, TE__CALLER_y, y);
     return TE_OK;
 }
 /* Inference: compute y[rows, out] from x[rows, in]. call_checks.h says which tensors may share memory. */
@@ -322,7 +340,9 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
     saved->positions = b->positions, saved->context = b->context;
     saved->memory_rows = r.memory;
-    saved->x = r.x.data, saved->y = r.y.data, saved->used = r.saved_bytes, saved->filled = saved->memory;
+    const te_tensor in = te__caller(&r, TE__CALLER_x), out = te__caller(&r, TE__CALLER_y);
+    saved->x = in.data, saved->x_stride = in.stride, saved->y = out.data, saved->y_stride = out.stride;
+    saved->used = r.saved_bytes, saved->filled = saved->memory;
     memcpy(saved->transposed, r.saved_transposed, sizeof saved->transposed);
     saved->loss_in_backward = r.loss_in_backward;
     return TE_OK;
@@ -356,7 +376,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
                "%s: the forward had %lld rows of memory, this batch has %lld", plan->name,
                (long long)saved->memory_rows, (long long)r->memory);
-    r->x.data = (void *)(uintptr_t)saved->x, r->y.data = saved->y;
+    const te_tensor x = te_strided((void *)(uintptr_t)saved->x, r->x.dtype, r->x.rows, r->x.cols, saved->x_stride);
+    te__take_tensor(r, TE__CALLER_x, x);
+    te__take_tensor(r, TE__CALLER_y, te_strided(saved->y, r->y.dtype, r->y.rows, r->y.cols, saved->y_stride));
     memcpy(r->saved_transposed, saved->transposed, sizeof r->saved_transposed);
     TE_REQUIRE(te__lay_out(r, (char *)saved->memory) == saved->used, ctx, TE_ERROR_STATE,
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
@@ -374,8 +396,8 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     TE_TRY(te__check_saved(&r, saved, ctx));
     if (!te__to_loss(plan) || dy.data) TE_TRY(te__check_tensor(plan->name, "dy", dy, r.y, ctx));
     if (dx.data && !te__from_tokens(plan)) TE_TRY(te__check_tensor(plan->name, "dx", dx, r.x, ctx));
-    r.dx = r.x, r.dx.data = te__from_tokens(plan) ? 0 : dx.data;
-    r.dy = r.y, r.dy.data = dy.data;
+    r.dx = r.x, te__take_tensor(&r, TE__CALLER_dx, te__from_tokens(plan) ? te_none() : dx);
+    r.dy = r.y, te__take_tensor(&r, TE__CALLER_dy, dy);
     r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
     r.backward_stop = te__backward_stop_of(&r);
     TE_TRY(te__check_backward_stop(&r, m));
@@ -412,6 +434,14 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 /* Return the bytes that te_plan_saved_bytes_without_recipe returns, but for one rank of the context's tensor group. */
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
+}
+/* The bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls with
+ * this many rows have a stride (te_tensor.stride): backward needs a dense copy of each of the four. */
+TE_API size_t te_plan_strided_bytes(const te_plan *plan, int64_t rows, te_context *ctx) {
+    if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
+    const te_run r = te__run_to_size(plan, TE_INFER, rows, TE_USE_off, ctx);
+    const size_t x = te__from_tokens(plan) ? 0 : te__dense_bytes(r.x.rows, r.x.cols, r.x.dtype);
+    return (plan->training ? 2 : 1) * (x + te__dense_bytes(r.y.rows, r.y.cols, r.y.dtype));
 }
 /* The bytes of workspace that suffice, on the context's device, for any pass with at most this many rows, whether the
  * recipe is on or off. Returns 0 and stores an error text in ctx if ctx was not created, if m is not bound, or if no

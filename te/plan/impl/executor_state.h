@@ -76,7 +76,10 @@ typedef struct te_run {
                                         * does `memory`, if the list has an input with rows of kind TE_ROWS_memory */
     int64_t capacity;              /* each block of the workspace is sized for at least this many rows, even if the call
                                     * has fewer (te__dry_run) */
-    te_value x, y, dx, dy;         /* the caller's tensors */
+    te_value x, y, dx, dy;         /* the caller's tensors, or dense copies of them at the beginning of the workspace */
+    te_tensor callers[4];          /* the caller's x, y, dx and dy (te__caller), if their rows have a stride; else null
+                                    * `data` */
+    size_t copies_bytes;           /* the bytes of the workspace that the dense copies take */
     int loss_in_backward;          /* 1: forward leaves the loss to backward, which computes it and writes it to y */
     int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
                                     * gradient that is needed (executor.h) */
@@ -291,6 +294,7 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;
     r->memory = te__has_memory(plan) ? tokens : 0, r->capacity = 0;
     r->tensor = te_tensor_group(ctx), r->data = te_data_group(ctx);
+    memset(r->callers, 0, sizeof r->callers), r->copies_bytes = 0;
     r->batch = 0, r->model = 0, r->dry = 1, r->recompute = 0, r->describe = 0;
     memset(&r->deferred, 0, sizeof r->deferred), r->deferred.from = te__no_value();
     memset(&r->deferred_wgrad, 0, sizeof r->deferred_wgrad);

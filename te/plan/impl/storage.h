@@ -6,6 +6,44 @@
 
 #include "executor_state.h" /* te_run, te_value */
 
+/* ---- rows with a stride ------------------------------------------------------------------------------------------ */
+
+/* Steps read and write dense matrices. If the rows of x, y, dx or dy have a stride (te_tensor.stride), the call uses a
+ * dense copy of that tensor at the beginning of the workspace, in front of the blocks of te_pool. The executor copies x
+ * and dy into it before the first step, and y and dx out of it after the last step. */
+enum { TE__CALLER_x, TE__CALLER_y, TE__CALLER_dx, TE__CALLER_dy, TE__CALLERS };
+
+TE_API te_value *te__callers_value(te_run *r, int which) {
+    te_value *const values[TE__CALLERS] = {&r->x, &r->y, &r->dx, &r->dy};
+    return values[which];
+}
+/* Return the caller's tensor x, y, dx or dy. */
+TE_API te_tensor te__caller(const te_run *r, int which) {
+    const te_value *const values[TE__CALLERS] = {&r->x, &r->y, &r->dx, &r->dy}, *v = values[which];
+    return r->callers[which].data ? r->callers[which] : te_matrix(v->data, v->dtype, v->rows, v->cols);
+}
+/* Return the bytes of the workspace that a dense copy of a tensor takes. */
+TE_API size_t te__dense_bytes(int64_t rows, int64_t cols, te_dtype dtype) {
+    return (size_t)te_round_up(rows * cols * (int64_t)te_dtype_bytes(dtype), TE_ALIGN);
+}
+/* Make t the caller's tensor x, y, dx or dy of the call, whose shape and format have been checked. */
+TE_API void te__take_tensor(te_run *r, int which, te_tensor t) {
+    te_value *v = te__callers_value(r, which);
+    v->data = t.data;
+    if (!te__is_strided(t)) return;
+    /* without a workspace the address is only a placeholder for the dry run, after which the call returns an error */
+    v->data = (char *)(r->ctx->workspace ? r->ctx->workspace : (void *)(uintptr_t)TE_ALIGN) + r->copies_bytes;
+    r->callers[which] = t, r->copies_bytes += te__dense_bytes(t.rows, t.cols, t.dtype);
+}
+/* If the caller's tensor has a stride, copy it to (`is_result` 0) or from its dense copy. */
+TE_API te_status te__copy_strided(te_run *r, int which, int is_result) {
+    const te_tensor to = r->callers[which];
+    const te_value *v = te__callers_value(r, which);
+    const te_tensor dense = te_matrix(v->data, v->dtype, v->rows, v->cols);
+    if (!to.data) return TE_OK;
+    return r->ctx->target->copy_rows(r->ctx, is_result ? to : dense, is_result ? dense : to);
+}
+
 /* ---- consumers --------------------------------------------------------------------------------------------------- */
 
 /* Return whether backward must compute the gradient of op i's input. */
