@@ -44,14 +44,14 @@ std::string free_address() {
 }
 // A rank in a thread of its own.
 struct rank_thread {
-    te__address_start start;
+    te__comm_start start;
     std::string text;
     te_status status = TE_OK;
     bytes id;
     double took = 0;
     std::thread thread;
     rank_thread(const std::string &address, int rank, int size, double timeout = 20, const char *key = secret, size_t count = 128)
-        : start{address.c_str(), key, timeout, rank, size}, id(count, (unsigned char)rank) {
+        : start{nullptr, address.c_str(), key, timeout, rank, size}, id(count, (unsigned char)rank) {
         for (size_t i = 0; !rank && i < count; i++) id[i] = (unsigned char)(7 * i + 3);
         thread = std::thread([this] {
             static thread_local te_context ctx; // only its error text is used
@@ -222,7 +222,7 @@ TEST_CASE("a process that listens but is not rank 0 is found out") {
         close(fd);
     }
     SECTION("one that replays a reply of rank 0") {
-        te__address_start start = {address.c_str(), secret, 5, 0, 2};
+        te__comm_start start = {nullptr, address.c_str(), secret, 5, 0, 2};
         te__address_hello old;
         te__address_greeting greeting;
         te__address_hello hello;
@@ -243,7 +243,7 @@ TEST_CASE("a process that listens but is not rank 0 is found out") {
 TEST_CASE("a recorded hello is refused") {
     const std::string address = free_address();
     rank_thread first(address, 0, 2);
-    te__address_start start = {address.c_str(), secret, 5, 1, 2};
+    te__comm_start start = {nullptr, address.c_str(), secret, 5, 1, 2};
     te__address_greeting greeting;
     te__address_hello hello;
     char byte;

@@ -180,9 +180,9 @@ TEST_CASE("the file of another run is recognised by the launcher's name of the r
     setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
     s.says(s.read(), TE_ERROR_COMM, "of another run");
     setenv("TORCHELASTIC_RUN_ID", std::string(500, 'n').c_str(), 1);
-    char name[TE__ID_FILE_RUN];
-    te__run_name(name);
-    CHECK(strlen(name) < TE__ID_FILE_RUN);
+    char name[TE_COMM_RUN_NAME];
+    te_comm_run_name(name);
+    CHECK(strlen(name) < TE_COMM_RUN_NAME);
 }
 
 TEST_CASE("a rank takes no file that others could have written, and none that is not whole") {
@@ -241,15 +241,15 @@ TEST_CASE("a rank takes no file that others could have written, and none that is
 
 TEST_CASE("what ranks say about their configs") {
     scene s;
-    te__comm_says all[3] = {{1, {2, 1, 1}}, {1, {2, 1, 1}}, {1, {2, 1, 1}}};
+    te__comm_says all[3] = {{1, {2, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 0, 0}, 0, ""}};
     CHECK(te__comm_compare(all, 3, TE_OK, s.t) == TE_OK);
-    all[2].sizes[0] = 3;
+    all[2].numbers[0] = 3;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.tensor is 2 on rank 0, and 3 on rank 2");
-    all[2].sizes[0] = 2, all[1].sizes[1] = 2;
+    all[2].numbers[0] = 2, all[1].numbers[1] = 2;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.context is 1 on rank 0, and 2 on rank 1");
-    all[1].sizes[1] = 1, all[2].sizes[2] = 4;
+    all[1].numbers[1] = 1, all[2].numbers[2] = 4;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.pipeline is 1 on rank 0, and 4 on rank 2");
-    all[2].sizes[2] = 1;
+    all[2].numbers[2] = 1;
     all[1].accepts = 0;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "rank 1 of 3 refuses its config");
     te_fail(s.t, TE_ERROR_SHAPE, "its own error");

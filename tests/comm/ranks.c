@@ -497,7 +497,7 @@ static te_status run_without(int leaves) {
 }
 
 int main(int argc, char **argv) {
-    const char *mode = argc > 1 ? argv[1] : "ops", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const char *mode = argc > 1 ? argv[1] : "ops";
     frozen = argc > 3 && !strcmp(argv[3], "frozen");
     const int number = argc > 2 ? atoi(argv[2]) : 1, fails = !strcmp(mode, "stall") || !strcmp(mode, "leave");
     int rank, size;
@@ -506,7 +506,7 @@ int main(int argc, char **argv) {
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "gpt") ? number : fails ? 1 : size;
     if (fails) config.timeout = number;
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "ops")) status = run_ops();

@@ -2,7 +2,7 @@
  * TCP. Only rank 0 listens, only at the address that it is given, and only until all ranks have come.
  *
  * Do this on all ranks:
- *     te__address_start a = {"10.0.0.1:29510", secret, timeout, rank, size};
+ *     te__comm_start a = {0, "10.0.0.1:29510", secret, timeout, rank, size};
  *     TE_TRY(te__address_pass(&id, sizeof id, &a, ctx));  // rank 0 sends its id, the other ranks receive it
  *
  * A secret that all ranks know keeps strangers out. It is never sent. With K, the secret, a connection is:
@@ -21,7 +21,7 @@
 #include <netdb.h>      /* getaddrinfo, getnameinfo */
 #include <sys/socket.h> /* socket, bind, accept, send, recv */
 
-#include "comm_start.h" /* te__seconds, te__run_name, open, read, poll */
+#include "comm_start.h" /* te__seconds, te_comm_run_name, open, read, poll */
 
 /* ---- HMAC-SHA-256 (FIPS 180-4, RFC 2104) ------------------------------------------------------------------------- */
 
@@ -119,13 +119,6 @@ enum {
 };
 #define TE__ADDRESS_HELLO_SECONDS 2.0 /* rank 0 closes a connection on which no proof has come in this time */
 
-typedef struct te__address_start {
-    const char *address; /* "host:port": of rank 0; a literal IPv6 address stands in brackets, as in "[::1]:29510" */
-    const char *secret;
-    double timeout;
-    int rank, size;
-} te__address_start;
-
 /* The messages have no padding, and their numbers the byte order of the processor: ranks on processors of the other
  * order are refused, because `magic` begins with a number. */
 typedef struct te__address_greeting {
@@ -134,7 +127,7 @@ typedef struct te__address_greeting {
 } te__address_greeting;
 typedef struct te__address_hello {
     uint32_t magic[2], rank, size, bytes, unused; /* bytes: the size of the id that the peer expects */
-    char run[TE__ID_FILE_RUN];                    /* te__run_name */
+    char run[TE_COMM_RUN_NAME];                    /* te_comm_run_name */
     unsigned char nonce[TE__SHA256_BYTES], proof[TE__SHA256_BYTES];
 } te__address_hello;
 typedef struct te__address_reply {
@@ -152,13 +145,13 @@ TE_API te__bytes te__bytes_of(const void *data, size_t count) {
     return b;
 }
 /* The proof of a hello: nonce is rank 0's. */
-TE_API void te__address_hello_proof(unsigned char proof[TE__SHA256_BYTES], const te__address_start *a,
+TE_API void te__address_hello_proof(unsigned char proof[TE__SHA256_BYTES], const te__comm_start *a,
                                     const unsigned char nonce[TE__SHA256_BYTES], const te__address_hello *hello) {
     const te__bytes message[3] = {{"peer", 5}, {nonce, TE__SHA256_BYTES}, {hello, offsetof(te__address_hello, proof)}};
     te__hmac(proof, te__bytes_of(a->secret, strlen(a->secret)), message, 3);
 }
 /* The proof of a reply to `hello`: nonce is rank 0's. */
-TE_API void te__address_reply_proof(unsigned char proof[TE__SHA256_BYTES], const te__address_start *a,
+TE_API void te__address_reply_proof(unsigned char proof[TE__SHA256_BYTES], const te__comm_start *a,
                                     const unsigned char nonce[TE__SHA256_BYTES], const te__address_hello *hello,
                                     const te__address_reply *reply) {
     const te__bytes message[4] = {{"rank 0", 7},
@@ -206,7 +199,7 @@ TE_API int te__socket_receive(int fd, void *message, size_t bytes, double end) {
     return 1;
 }
 /* Looks up config.address. The caller calls freeaddrinfo if *found is not null. */
-TE_API te_status te__address_find(struct addrinfo **found, const te__address_start *a, te_context *ctx) {
+TE_API te_status te__address_find(struct addrinfo **found, const te__comm_start *a, te_context *ctx) {
     char host[256];
     struct addrinfo hints;
     const char *const colon = strrchr(a->address, ':');
@@ -214,7 +207,8 @@ TE_API te_status te__address_find(struct addrinfo **found, const te__address_sta
     *found = 0;
     const long port = colon && strspn(colon + 1, "0123456789") == strlen(colon + 1) ? strtol(colon + 1, 0, 10) : 0;
     TE_REQUIRE(n > 0 && n < sizeof host && port > 0 && port < 65536, ctx, TE_ERROR_VALUE,
-               "te_comm_create: config.address is \"%.80s\"; it is \"host:port\", as in \"10.0.0.1:29510\"", a->address);
+               "te_comm_create: config.address is \"%.80s\"; it is \"host:port\", as in \"10.0.0.1:29510\"",
+               a->address);
     const int has_brackets = a->address[0] == '[' && a->address[n - 1] == ']';
     snprintf(host, sizeof host, "%.*s", (int)(has_brackets ? n - 2 : n), a->address + has_brackets);
     memset(&hints, 0, sizeof hints);
@@ -237,7 +231,7 @@ typedef struct te__address_peer {
 } te__address_peer;
 
 typedef struct te__address_server {
-    const te__address_start *start;
+    const te__comm_start *start;
     int listener, count, came;   /* count: of `pending`; came: how many ranks are accepted */
     te__address_peer pending[TE__ADDRESS_PENDING]; /* connections whose hello is not complete */
     te__address_peer *rank;                        /* [size]: those of the accepted ranks; fd is -1: not come yet */
@@ -302,7 +296,7 @@ TE_API void te__address_judge(te__address_server *s, te__address_peer *p) {
     const te__address_hello *h = &p->hello;
     const int size = s->start->size;
     unsigned char proof[TE__SHA256_BYTES];
-    char run[TE__ID_FILE_RUN], text[TE__ADDRESS_TEXT] = "";
+    char run[TE_COMM_RUN_NAME], text[TE__ADDRESS_TEXT] = "";
     te__address_hello_proof(proof, s->start, p->nonce, h);
     if (!te__address_has_magic(h->magic) || !te__proofs_are_equal(proof, h->proof)) {
         char host[64] = "an unknown address";
@@ -314,7 +308,7 @@ TE_API void te__address_judge(te__address_server *s, te__address_peer *p) {
         te__socket_close(&p->fd);
         return;
     }
-    te__run_name(run);
+    te_comm_run_name(run);
     const int other_run = *run && *h->run && strncmp(run, h->run, sizeof run);
     te__address_peer *const accepted = h->rank > 0 && h->rank < (uint32_t)size ? &s->rank[h->rank] : 0;
     if (other_run)
@@ -368,7 +362,7 @@ TE_API te_status te__address_step(te__address_server *s, double end, te_context 
 }
 /* Waits for all ranks, and sends each the id; if one has not come within the timeout, sends the others the reason. */
 TE_API te_status te__address_serve(te__address_server *s, const void *id, te_context *ctx) {
-    const te__address_start *a = s->start;
+    const te__comm_start *a = s->start;
     const double end = te__seconds() + a->timeout;
     char text[TE__ADDRESS_TEXT];
     int missing = -1;
@@ -386,7 +380,7 @@ TE_API te_status te__address_serve(te__address_server *s, const void *id, te_con
     TE_REQUIRE(lost < 0, ctx, TE_ERROR_COMM, "te_comm_create: the connection of rank %d to rank 0 is lost", lost);
     return TE_OK;
 }
-TE_API te_status te__address_send(const void *id, size_t bytes, const te__address_start *a, te_context *ctx) {
+TE_API te_status te__address_send(const void *id, size_t bytes, const te__comm_start *a, te_context *ctx) {
     te__address_server *s = (te__address_server *)calloc(1, sizeof *s);
     te__address_peer *const rank = (te__address_peer *)calloc((size_t)a->size, sizeof *rank);
     te_status status = s && rank ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks",
@@ -407,7 +401,7 @@ TE_API te_status te__address_send(const void *id, size_t bytes, const te__addres
 /* ---- the other ranks --------------------------------------------------------------------------------------------- */
 
 /* Tries once to connect to rank 0. *fd: -1 if nobody answers, with the reason in *error. */
-TE_API te_status te__address_try(int *fd, int *error, const te__address_start *a, double end, te_context *ctx) {
+TE_API te_status te__address_try(int *fd, int *error, const te__comm_start *a, double end, te_context *ctx) {
     struct addrinfo *found = 0;
     *fd = -1;
     TE_TRY(te__address_find(&found, a, ctx));
@@ -427,7 +421,7 @@ TE_API te_status te__address_try(int *fd, int *error, const te__address_start *a
     return TE_OK;
 }
 /* Exchanges the messages on an open connection. */
-TE_API te_status te__address_ask(void *id, size_t bytes, int fd, const te__address_start *a, double end,
+TE_API te_status te__address_ask(void *id, size_t bytes, int fd, const te__comm_start *a, double end,
                                  te_context *ctx) {
     te__address_greeting greeting;
     te__address_hello hello;
@@ -440,15 +434,15 @@ TE_API te_status te__address_ask(void *id, size_t bytes, int fd, const te__addre
     TE_REQUIRE(greeted > 0 && te__address_has_magic(greeting.magic), ctx, TE_ERROR_FORMAT,
                "te_comm_create: another program than rank 0 of this library listens at config.address \"%.80s\"",
                a->address);
-    te__address_magic(hello.magic), te__run_name(hello.run);
+    te__address_magic(hello.magic), te_comm_run_name(hello.run);
     hello.rank = (uint32_t)a->rank, hello.size = (uint32_t)a->size, hello.bytes = (uint32_t)bytes;
     TE_TRY(te__address_nonce(hello.nonce, ctx));
     te__address_hello_proof(hello.proof, a, greeting.nonce, &hello);
     const int sent = te__socket_send(fd, &hello, sizeof hello);
     const int got = sent ? te__socket_receive(fd, &reply, sizeof reply, end) : -1;
     TE_REQUIRE(got, ctx, TE_ERROR_COMM,
-               "te_comm_create: rank 0 at \"%.80s\" has not sent its id within %g seconds: it waits for other ranks, or "
-               "cannot be reached any more", a->address, a->timeout);
+               "te_comm_create: rank 0 at \"%.80s\" has not sent its id within %g seconds: it waits for other ranks, "
+               "or cannot be reached any more", a->address, a->timeout);
     TE_REQUIRE(got > 0, ctx, TE_ERROR_COMM,
                "te_comm_create: rank 0 at \"%.80s\" has closed the connection: it has ended, or has another secret",
                a->address);
@@ -460,7 +454,7 @@ TE_API te_status te__address_ask(void *id, size_t bytes, int fd, const te__addre
     memcpy(id, reply.id, bytes);
     return TE_OK;
 }
-TE_API te_status te__address_receive(void *id, size_t bytes, const te__address_start *a, te_context *ctx) {
+TE_API te_status te__address_receive(void *id, size_t bytes, const te__comm_start *a, te_context *ctx) {
     const double end = te__seconds() + a->timeout;
     int fd = -1, error = 0;
     do {
@@ -479,7 +473,7 @@ TE_API te_status te__address_receive(void *id, size_t bytes, const te__address_s
 
 /* Passes id[bytes] of rank 0 to all ranks. Errors: a rank has not come within the timeout, has another secret, another
  * number of ranks or the number of another process; the address is not rank 0's. */
-TE_API te_status te__address_pass(void *id, size_t bytes, const te__address_start *a, te_context *ctx) {
+TE_API te_status te__address_pass(void *id, size_t bytes, const te__comm_start *a, te_context *ctx) {
     TE_REQUIRE(a->secret && strlen(a->secret) >= TE__SECRET_MIN_BYTES, ctx, TE_ERROR_VALUE,
                "te_comm_create: with config.address, config.secret or the variable TE_COMM_SECRET is a secret of at "
                "least %d characters, the same on all ranks", (int)TE__SECRET_MIN_BYTES);

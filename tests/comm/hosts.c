@@ -1,0 +1,218 @@
+/* hosts.c -- ranks on several hosts: what the groups know about them, sums over the data group in two levels, a link between hosts that is cut, and one that is slow.
+ * tests/hosts.sh runs it between two network namespaces; `layout` and `sums` also run on one machine, where each letter of LAYOUT is the name of a rank's host.
+ *
+ *     mpirun -n 4 hosts layout                     the hosts of all groups, and tensor groups that would span hosts
+ *     mpirun -n 4 hosts sums [LAYOUT]              all-reduces of random sizes, in place and not, against sums in f64; needs two levels
+ *     mpirun -n 4 hosts speed MIB [LAYOUT]         the time of an all-reduce in one level and in two
+ *     mpirun -n 4 hosts cut SECONDS                sums until a rank cannot be reached, with this timeout; prints how long the failing call has taken
+ *     hosts address RANK SIZE HOST:PORT SECONDS    one process of a start by an address, without MPI
+ */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "te/te.h"
+#include "te/comm/impl/comm_address.h"
+
+static te_context ctx;
+static te_comm comm;
+static int rank, size, failed;
+
+static void expect(int ok, const char *what) {
+    if (ok) return;
+    printf("FAIL rank %d: %s: %s\n", rank, what, te_last_error(&ctx));
+    failed = 1;
+}
+/* Creates a communicator; layout: null, or a letter for each rank, the name of its host. */
+static te_status create(te_comm_config config, const char *layout) {
+    char host[2] = "";
+    if (layout) host[0] = layout[rank], config.host = host;
+    return te_comm_create(&comm, &config, &ctx);
+}
+
+/* ---- layout ------------------------------------------------------------------------------------------------------ */
+
+/* hosts: of the world, tensor, data, context and pipeline groups; has_levels: whether the data group has the groups of two levels. */
+static void layout_is(const char *layout, int tensor, int context, int pipeline, const int hosts[5], int has_levels) {
+    te_comm_config config = te_comm_defaults();
+    config.tensor = tensor, config.context = context, config.pipeline = pipeline;
+    if (create(config, layout) != TE_OK) return expect(0, layout);
+    const te_group *groups[5] = {&comm.world, &comm.tensor, &comm.data, &comm.context, &comm.pipeline};
+    char what[80];
+    for (int i = 0; i < 5; i++) {
+        snprintf(what, sizeof what, "%s, tensor %d: the %s group has %d hosts instead of %d", layout, tensor, groups[i]->name, groups[i]->hosts, hosts[i]);
+        expect(groups[i]->hosts == hosts[i], what);
+    }
+    snprintf(what, sizeof what, "%s, tensor %d: two levels", layout, tensor);
+    expect((comm.data.in_host != 0) == has_levels && (comm.data.across_hosts != 0) == has_levels, what);
+    if (has_levels) {
+        expect(comm.in_host.hosts == 1 && comm.across_hosts.hosts == comm.data.hosts, what);
+        expect(comm.in_host.size * comm.across_hosts.size == comm.data.size, what);
+    }
+    expect(layout[rank] == layout[0] ? comm.host == 0 : comm.host > 0, "the number of the host");
+    te_comm_destroy(&comm);
+}
+static void refused(const char *layout, int tensor, const char *words) {
+    te_comm_config config = te_comm_defaults();
+    config.tensor = tensor;
+    expect(create(config, layout) == TE_ERROR_VALUE && strstr(te_last_error(&ctx), words), layout);
+    config.tensor_across_hosts = 1;
+    const int first = rank / tensor * tensor;
+    int spans = 0;
+    for (int r = first; r < first + tensor; r++) spans |= layout[r] != layout[first];
+    expect(create(config, layout) == TE_OK && comm.tensor.hosts == 1 + spans, "tensor_across_hosts");
+    te_comm_destroy(&comm);
+}
+static void layouts(void) {
+    const int one[5] = {1, 1, 1, 1, 1}, two[5] = {2, 1, 2, 1, 1}, four[5] = {4, 1, 4, 1, 1}, shards[5] = {2, 1, 1, 1, 2}, stages[5] = {2, 1, 1, 1, 2};
+    const int apart[5] = {2, 1, 2, 2, 1};
+    layout_is("aaaa", 1, 1, 1, one, 0);
+    layout_is("aabb", 1, 1, 1, two, 1);
+    layout_is("abab", 1, 1, 1, two, 1); /* ranks by turns on both hosts */
+    layout_is("abba", 1, 1, 1, two, 1);
+    layout_is("aabb", 2, 1, 1, two, 0); /* one rank of each data group on a host */
+    layout_is("abcd", 1, 1, 1, four, 0);
+    layout_is("aaab", 1, 1, 1, two, 0);
+    layout_is("aabb", 1, 1, 2, stages, 0);
+    layout_is("aabb", 2, 1, 2, shards, 0);
+    layout_is("aabb", 1, 4, 1, apart, 1);
+    layout_is("abab", 1, 2, 1, apart, 1);
+    layout_is("aabb", 1, 2, 1, two, 1);
+    refused("abab", 2, "ranks 0 and 1 share a replica (config.tensor is 2), but run on a and b; start the ranks of a host one after the other");
+    refused("aaab", 2, "ranks 2 and 3 share a replica (config.tensor is 2), but run on a and b");
+    refused("aabb", 4, "ranks 0 and 2 share a replica (config.tensor is 4), but run on a and b");
+    te_comm_config config = te_comm_defaults();
+    config.hierarchical = rank < 2;
+    expect(create(config, "aabb") == TE_ERROR_VALUE && strstr(te_last_error(&ctx), "config.hierarchical is 1 on rank 0, and 0 on rank 2"), "other configs");
+    config.hierarchical = 0;
+    expect(create(config, "aabb") == TE_OK && !comm.data.in_host && comm.data.hosts == 2, "one level");
+    te_comm_destroy(&comm);
+}
+
+/* ---- sums -------------------------------------------------------------------------------------------------------- */
+
+/* The value of element i on rank r: a random number of 24 bits, below 1. */
+static float value_of(int r, int64_t i, uint64_t seed) {
+    uint64_t x = seed * 0x9e3779b97f4a7c15u + (uint64_t)i * 0xbf58476d1ce4e5b9u + (uint64_t)r * 0x94d049bb133111ebu;
+    x ^= x >> 31, x *= 0xd6e8feb86659fd93u, x ^= x >> 32;
+    return (float)(x & 0xffffff) / 0x1p24f - 0.5f;
+}
+/* Sums `count` elements, and returns a hash of the sums. guard: the elements behind the tensor, which must stay. */
+static uint64_t sum(const te_group *g, float *y, const float *x, int64_t count, uint64_t seed) {
+    enum { GUARD = 64 };
+    uint64_t hash = 1469598103934665603u;
+    double worst = 0;
+    for (int64_t i = 0; i < count; i++) ((float *)(uintptr_t)x)[i] = value_of(g->rank, i, seed);
+    for (int i = 0; i < GUARD; i++) y[count + i] = 17;
+    for (int64_t i = 0; i < count && y != x; i++) y[i] = NAN;
+    expect(te_group_all_reduce(g, y, x, count, TE_f32, &ctx) == TE_OK, "all_reduce");
+    for (int64_t i = 0; i < count; i++) {
+        double exact = 0, bound = 0;
+        for (int r = 0; r < g->size; r++) exact += value_of(r, i, seed), bound += fabs((double)value_of(r, i, seed));
+        const double off = fabs(y[i] - exact) / (bound * g->size * 0x1p-24);
+        worst = off > worst || off != off ? off : worst;
+    }
+    expect(worst <= 1, "a sum is wrong");
+    for (int64_t i = 0; i < count && y != x; i++)
+        if (x[i] != value_of(g->rank, i, seed)) expect(0, "x has changed"), i = count;
+    for (int i = 0; i < GUARD; i++) expect(y[count + i] == 17, "an element behind the tensor has changed");
+    for (const uint8_t *b = (const uint8_t *)y, *end = (const uint8_t *)(y + count); b < end; b++) hash = (hash ^ *b) * 1099511628211u;
+    return hash;
+}
+static void sums(const char *layout) {
+    enum { MAX = 1 << 18 };
+    float *x = (float *)malloc((MAX + 64) * sizeof *x), *y = (float *)malloc((MAX + 64) * sizeof *y);
+    const char *text = getenv("TE_SEED");
+    const uint64_t seed = text ? strtoull(text, 0, 10) : 1;
+    const int64_t counts[] = {1, 255, TE__LEVELS_MIN_BYTES / 4 - 1, TE__LEVELS_MIN_BYTES / 4, TE__LEVELS_MIN_BYTES / 4 + 1, 65537, MAX};
+    te_comm_config config = te_comm_defaults();
+    config.timeout = 20;
+    if (!x || !y || create(config, layout) != TE_OK) return expect(0, "create");
+    const te_group *g = te_data_group(&ctx);
+    expect(g->in_host != 0, "the data group has no levels");
+    for (uint64_t i = 0; i < 20 && !failed; i++) {
+        const uint64_t s = seed * 100 + i;
+        const int64_t count = i < 7 ? counts[i] : 1 + (int64_t)((double)(value_of(0, 0, s) + 0.5f) * (MAX - 1));
+        const uint64_t hash = sum(g, y, x, count, s);
+        expect(sum(g, y, x, count, s) == hash, "another sum of the same numbers has other bits");
+        expect(sum(g, x, x, count, s) == hash, "in place the sum has other bits");
+        te_setting same[2];
+        same[0] = te_setting_of("the hash", (double)(hash >> 32)), same[1] = te_setting_of("the hash", (double)(hash & 0xffffffffu));
+        expect(te_group_compare(g, same, 2, &ctx) == TE_OK, "the ranks have other bits");
+    }
+    te_comm_destroy(&comm);
+    free(x), free(y);
+}
+static void speed(double mib, const char *layout) {
+    const int64_t count = (int64_t)(mib * 1024 * 1024 / sizeof(float));
+    float *x = (float *)calloc((size_t)count, sizeof *x);
+    double took[2] = {1e9, 1e9};
+    for (int levels = 0; levels < 2; levels++) {
+        te_comm_config config = te_comm_defaults();
+        config.hierarchical = levels;
+        if (!x || create(config, layout) != TE_OK) return expect(0, "create");
+        for (int i = 0; i < 4; i++) {
+            float one = 1;
+            expect(te_group_all_reduce(&comm.world, &one, &one, 1, TE_f32, &ctx) == TE_OK, "all_reduce");
+            const double start = te__seconds();
+            expect(te_group_all_reduce(&comm.data, x, x, count, TE_f32, &ctx) == TE_OK, "all_reduce");
+            const double seconds = te__seconds() - start;
+            if (i && seconds < took[levels]) took[levels] = seconds;
+        }
+        te_comm_destroy(&comm);
+    }
+    free(x);
+    if (!rank) printf("%g MiB: one level %.1f ms, two levels %.1f ms: %.2f times as fast\n", mib, 1e3 * took[0], 1e3 * took[1], took[0] / took[1]);
+}
+
+/* ---- a link that is cut ------------------------------------------------------------------------------------------ */
+
+static void cut(double timeout) {
+    enum { COUNT = 1 << 16 };
+    static float x[COUNT];
+    te_comm_config config = te_comm_defaults();
+    config.timeout = timeout;
+    if (create(config, 0) != TE_OK) return expect(0, "create");
+    if (!rank) puts("the ranks have met"), fflush(stdout);
+    for (const double begin = te__seconds(); te__seconds() - begin < 30;) {
+        const double start = te__seconds();
+        const te_status status = te_group_all_reduce(te_data_group(&ctx), x, x, COUNT, TE_f32, &ctx);
+        if (status == TE_OK) continue;
+        printf("rank %d: after %.1f s: %s: %s\n", rank, te__seconds() - start, te_status_string(status), te_last_error(&ctx));
+        fflush(stdout);
+        _exit(0); /* MPI would wait for the ranks that cannot be reached */
+    }
+    expect(0, "no error within 30 seconds");
+}
+
+/* ---- a start by an address, without MPI -------------------------------------------------------------------------- */
+
+static int start_by_address(char **argv) {
+    uint32_t id[32];
+    te__comm_start start;
+    start.rank = atoi(argv[2]), start.size = atoi(argv[3]), start.address = argv[4], start.timeout = atof(argv[5]);
+    start.file = 0, start.secret = getenv("TE_COMM_SECRET");
+    for (uint32_t i = 0; i < 32; i++) id[i] = start.rank ? 0 : i * 2654435761u + (uint32_t)getpid();
+    const double begin = te__seconds();
+    const te_status status = te__address_pass(id, sizeof id, &start, &ctx);
+    if (status == TE_OK) printf("rank %d: id %08x%08x\n", start.rank, id[1], id[31]);
+    else printf("rank %d: after %.1f s: %s\n", start.rank, te__seconds() - begin, te_last_error(&ctx));
+    return status != TE_OK;
+}
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "", *layout = argc > 2 ? argv[argc - 1] : 0;
+    if (te_context_create(&ctx, 0, 1) != TE_OK) return 1;
+    alarm(100); /* a rank that waits for ever fails the test */
+    if (!strcmp(mode, "address")) return argc > 5 ? start_by_address(argv) : 2;
+    te_comm_rank_from_env(&rank, &size);
+    MPI_Init(0, 0); /* so that several communicators can be made, one after the other */
+    if (size != 4) return puts("hosts: for 4 ranks"), 2;
+    if (!strcmp(mode, "layout")) layouts();
+    else if (!strcmp(mode, "sums")) sums(layout);
+    else if (!strcmp(mode, "speed") && argc > 2) speed(atof(argv[2]), argc > 3 ? layout : 0);
+    else if (!strcmp(mode, "cut") && argc > 2) cut(atof(argv[2]));
+    else return 2;
+    if (!failed && !rank) printf("%s%s%s: ok\n", mode, layout ? " " : "", layout ? layout : "");
+    MPI_Finalize();
+    te_context_destroy(&ctx);
+    return failed;
+}
