@@ -101,14 +101,15 @@ grep -q "rank 0: after 2.[0-9] s: .*rank 2 has not come to rank 0 within 2 secon
 [[ $(grep -c "rank [23]: after [2-4].[0-9] s: .*rank 0 has not listened at config.address \"10.77.0.1:29510\" within 2 seconds" "$work/log") == 2 ]] || fail "$work/log"
 echo "a start by an address with the link cut: all ranks say so after 2 seconds"
 
-# A slow link. tbf limits the bytes in a second, netem also delays; not every kernel has both.
+# A slow link. tbf limits the bytes in a second, netem also delays; not every kernel has both. The times depend on what else this machine
+# does, so the bytes that host a sends are checked: in two levels those of the tensor, in one level almost twice as many.
 slow() { # a command that limits the link in both directions
     tc qdisc add dev to_b root "$@" 2>/dev/null && on_b tc qdisc add dev to_a root "$@" 2>/dev/null
 }
-if slow netem delay 5ms rate 200mbit || slow tbf rate 200mbit burst 256k latency 400ms; then
-    timeout 100 mpirun "${mca[@]}" --map-by slot "$work/hosts" speed 4 >"$work/log" || fail "$work/log"
+if slow netem delay 5ms rate 50mbit || slow tbf rate 50mbit burst 256k latency 400ms; then
+    timeout 100 mpirun "${mca[@]}" --map-by slot "$work/hosts" speed 2 >"$work/log" || fail "$work/log"
     head -n 1 "$work/log"
-    awk '/one level/ { faster = $(NF - 3) } END { exit !(faster > 1.2) }' "$work/log" || fail "$work/log"
+    awk '/one level/ { one = $8; two = $(NF - 1) } END { exit !(two > 1 && two < 2.2 && one > 1.5 * two) }' "$work/log" || fail "$work/log"
     tc qdisc del dev to_b root && on_b tc qdisc del dev to_a root
 else
     echo "LEFT OUT: a slow link, because this kernel has neither netem nor tbf"

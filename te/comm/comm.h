@@ -51,7 +51,7 @@ typedef struct te_comm_config {
     const char *host;
     /* 0: it is an error if the ranks of a tensor group are on different hosts, which is slow; 1: they may be */
     int tensor_across_hosts;
-    /* 1: if the data group spans hosts and has several ranks on each of them, all-reduces of 64 KiB and more sum within
+    /* 1: if the data group spans hosts and has several ranks on each of them, all-reduces of 1 MiB and more sum within
      * each host first (te__group_reduce_levels). The default is 1 on the host, 0 on CUDA, where NCCL chooses its
      * algorithm by the topology */
     int hierarchical;

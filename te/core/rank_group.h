@@ -218,7 +218,7 @@ TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void 
     return g->transport->all_reduce(g, (char *)y + at * size, (const char *)x + at * size, count - at, dtype, ctx);
 }
 /* Tensors of fewer bytes are summed in one level: their time is the latency, and two levels take three collectives. */
-enum { TE__LEVELS_MIN_BYTES = 64 << 10 };
+enum { TE__LEVELS_MIN_BYTES = 1 << 20 };
 TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_reduce", ctx));

@@ -2,10 +2,12 @@
  * tests/hosts.sh runs it between two network namespaces; `layout` and `sums` also run on one machine, where each letter of LAYOUT is the name of a rank's host.
  *
  *     mpirun -n 4 hosts layout                     the hosts of all groups, and tensor groups that would span hosts
- *     mpirun -n 4 hosts sums [LAYOUT]              all-reduces of random sizes, in place and not, against sums in f64; needs two levels
+ *     mpirun -n N hosts sums [LAYOUT]              all-reduces of random sizes, in place and not, against sums in f64; of 4 ranks in two levels
  *     mpirun -n 4 hosts speed MIB [LAYOUT]         the time of an all-reduce in one level and in two
  *     mpirun -n 4 hosts cut SECONDS                sums until a rank cannot be reached, with this timeout; prints how long the failing call has taken
  *     hosts address RANK SIZE HOST:PORT SECONDS    one process of a start by an address, without MPI
+ *
+ * With CUDA, RANKS_FILE or RANKS_ADDRESS is config.file or config.address.
  */
 #include <stdlib.h>
 #include <unistd.h>
@@ -25,6 +27,7 @@ static void expect(int ok, const char *what) {
 /* Creates a communicator; layout: null, or a letter for each rank, the name of its host. */
 static te_status create(te_comm_config config, const char *layout) {
     char host[2] = "";
+    config.file = getenv("RANKS_FILE"), config.address = getenv("RANKS_ADDRESS");
     if (layout) host[0] = layout[rank], config.host = host;
     return te_comm_create(&comm, &config, &ctx);
 }
@@ -96,86 +99,104 @@ static float value_of(int r, int64_t i, uint64_t seed) {
     x ^= x >> 31, x *= 0xd6e8feb86659fd93u, x ^= x >> 32;
     return (float)(x & 0xffffff) / 0x1p24f - 0.5f;
 }
-/* Sums `count` elements, and returns a hash of the sums. guard: the elements behind the tensor, which must stay. */
-static uint64_t sum(const te_group *g, float *y, const float *x, int64_t count, uint64_t seed) {
-    enum { GUARD = 64 };
+enum { MAX = 1 << 19, GUARD = 64 };
+static float *x, *y, host[MAX + GUARD]; /* x and y: [MAX + GUARD] in the memory of the target */
+
+static void copy(float *to, const float *from, int64_t count) {
+    expect(te_copy(&ctx, to, from, (size_t)count * sizeof *to) == TE_OK && te_synchronize(&ctx) == TE_OK, "copy");
+}
+/* Sums `count` elements of x into y or, in place, into x, and returns a hash of the sums. The elements behind the tensor must stay. */
+static uint64_t sum(const te_group *g, int in_place, int64_t count, uint64_t seed) {
     uint64_t hash = 1469598103934665603u;
     double worst = 0;
-    for (int64_t i = 0; i < count; i++) ((float *)(uintptr_t)x)[i] = value_of(g->rank, i, seed);
-    for (int i = 0; i < GUARD; i++) y[count + i] = 17;
-    for (int64_t i = 0; i < count && y != x; i++) y[i] = NAN;
-    expect(te_group_all_reduce(g, y, x, count, TE_f32, &ctx) == TE_OK, "all_reduce");
+    int changed = 0;
+    for (int64_t i = 0; i < count + GUARD; i++) host[i] = i < count ? value_of(g->rank, i, seed) : 17;
+    copy(x, host, count + GUARD);
+    for (int64_t i = 0; i < count; i++) host[i] = NAN;
+    copy(y, host, count + GUARD);
+    expect(te_group_all_reduce(g, in_place ? x : y, x, count, TE_f32, &ctx) == TE_OK && te_comm_synchronize(&ctx) == TE_OK, "all_reduce");
+    copy(host, in_place ? x : y, count + GUARD);
     for (int64_t i = 0; i < count; i++) {
         double exact = 0, bound = 0;
         for (int r = 0; r < g->size; r++) exact += value_of(r, i, seed), bound += fabs((double)value_of(r, i, seed));
-        const double off = fabs(y[i] - exact) / (bound * g->size * 0x1p-24);
+        const double off = fabs(host[i] - exact) / (bound * g->size * 0x1p-24);
         worst = off > worst || off != off ? off : worst;
     }
     expect(worst <= 1, "a sum is wrong");
-    for (int64_t i = 0; i < count && y != x; i++)
-        if (x[i] != value_of(g->rank, i, seed)) expect(0, "x has changed"), i = count;
-    for (int i = 0; i < GUARD; i++) expect(y[count + i] == 17, "an element behind the tensor has changed");
-    for (const uint8_t *b = (const uint8_t *)y, *end = (const uint8_t *)(y + count); b < end; b++) hash = (hash ^ *b) * 1099511628211u;
+    for (int i = 0; i < GUARD; i++) changed |= host[count + i] != 17;
+    for (const uint8_t *b = (const uint8_t *)host, *end = (const uint8_t *)(host + count); b < end; b++) hash = (hash ^ *b) * 1099511628211u;
+    if (!in_place) copy(host, x, count);
+    for (int64_t i = 0; i < count && !in_place; i++) changed |= host[i] != value_of(g->rank, i, seed);
+    expect(!changed, "x, or an element behind the tensor, has changed");
     return hash;
 }
 static void sums(const char *layout) {
-    enum { MAX = 1 << 18 };
-    float *x = (float *)malloc((MAX + 64) * sizeof *x), *y = (float *)malloc((MAX + 64) * sizeof *y);
     const char *text = getenv("TE_SEED");
     const uint64_t seed = text ? strtoull(text, 0, 10) : 1;
-    const int64_t counts[] = {1, 255, TE__LEVELS_MIN_BYTES / 4 - 1, TE__LEVELS_MIN_BYTES / 4, TE__LEVELS_MIN_BYTES / 4 + 1, 65537, MAX};
+    const int64_t least = TE__LEVELS_MIN_BYTES / (int64_t)sizeof(float), counts[] = {1, 255, least - 1, least, least + 1, 65537, MAX};
     te_comm_config config = te_comm_defaults();
-    config.timeout = 20;
-    if (!x || !y || create(config, layout) != TE_OK) return expect(0, "create");
+    config.timeout = 20, config.hierarchical = 1;
+    if (create(config, layout) != TE_OK) return expect(0, "create");
     const te_group *g = te_data_group(&ctx);
-    expect(g->in_host != 0, "the data group has no levels");
+    expect((g->in_host != 0) == (size == 4), "two levels, or not");
+    expect(!TE_CUDA || (g->peers != 0) == (g->hosts == 1), "symmetric memory is for the ranks of one host");
     for (uint64_t i = 0; i < 20 && !failed; i++) {
         const uint64_t s = seed * 100 + i;
         const int64_t count = i < 7 ? counts[i] : 1 + (int64_t)((double)(value_of(0, 0, s) + 0.5f) * (MAX - 1));
-        const uint64_t hash = sum(g, y, x, count, s);
-        expect(sum(g, y, x, count, s) == hash, "another sum of the same numbers has other bits");
-        expect(sum(g, x, x, count, s) == hash, "in place the sum has other bits");
+        const uint64_t hash = sum(g, 0, count, s);
+        expect(sum(g, 0, count, s) == hash, "another sum of the same numbers has other bits");
+        expect(sum(g, 1, count, s) == hash, "in place the sum has other bits");
         te_setting same[2];
         same[0] = te_setting_of("the hash", (double)(hash >> 32)), same[1] = te_setting_of("the hash", (double)(hash & 0xffffffffu));
         expect(te_group_compare(g, same, 2, &ctx) == TE_OK, "the ranks have other bits");
     }
     te_comm_destroy(&comm);
-    free(x), free(y);
+}
+/* The number of bytes that this host has sent so far through all network interfaces but the loopback. */
+static double sent_bytes(void) {
+    char line[512], name[64];
+    double sent = 0, out;
+    FILE *f = fopen("/proc/net/dev", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, " %63[^:]: %*s %*s %*s %*s %*s %*s %*s %*s %lf", name, &out) == 2 && strcmp(name, "lo")) sent += out;
+    if (f) fclose(f);
+    return sent;
 }
 static void speed(double mib, const char *layout) {
     const int64_t count = (int64_t)(mib * 1024 * 1024 / sizeof(float));
-    float *x = (float *)calloc((size_t)count, sizeof *x);
-    double took[2] = {1e9, 1e9};
-    for (int levels = 0; levels < 2; levels++) {
+    float *big = 0;
+    double took[2] = {1e9, 1e9}, sent[2];
+    enum { REPEATS = 4 };
+    expect(te_allocate(&ctx, (void **)&big, (size_t)count * sizeof *big) == TE_OK && te_fill(&ctx, big, 0, (size_t)count * sizeof *big) == TE_OK, "memory");
+    for (int levels = 0; levels < 2 && !failed; levels++) {
         te_comm_config config = te_comm_defaults();
         config.hierarchical = levels;
-        if (!x || create(config, layout) != TE_OK) return expect(0, "create");
-        for (int i = 0; i < 4; i++) {
-            float one = 1;
-            expect(te_group_all_reduce(&comm.world, &one, &one, 1, TE_f32, &ctx) == TE_OK, "all_reduce");
+        if (create(config, layout) != TE_OK) return expect(0, "create");
+        const double before = sent_bytes();
+        for (int i = 0; i < REPEATS; i++) {
+            expect(te_group_all_reduce(&comm.world, x, x, 1, TE_f32, &ctx) == TE_OK && te_comm_synchronize(&ctx) == TE_OK, "all_reduce");
             const double start = te__seconds();
-            expect(te_group_all_reduce(&comm.data, x, x, count, TE_f32, &ctx) == TE_OK, "all_reduce");
+            expect(te_group_all_reduce(&comm.data, big, big, count, TE_f32, &ctx) == TE_OK && te_comm_synchronize(&ctx) == TE_OK, "all_reduce");
             const double seconds = te__seconds() - start;
             if (i && seconds < took[levels]) took[levels] = seconds;
         }
+        sent[levels] = (sent_bytes() - before) / (1 << 20) / REPEATS;
         te_comm_destroy(&comm);
     }
-    free(x);
-    if (!rank) printf("%g MiB: one level %.1f ms, two levels %.1f ms: %.2f times as fast\n", mib, 1e3 * took[0], 1e3 * took[1], took[0] / took[1]);
+    te_release(&ctx, big);
+    if (!rank) printf("%g MiB: one level %.3f ms and %.2f MiB between hosts, two levels %.3f ms and %.2f MiB\n", mib, 1e3 * took[0], sent[0], 1e3 * took[1], sent[1]);
 }
 
 /* ---- a link that is cut ------------------------------------------------------------------------------------------ */
 
 static void cut(double timeout) {
-    enum { COUNT = 1 << 16 };
-    static float x[COUNT];
     te_comm_config config = te_comm_defaults();
     config.timeout = timeout;
     if (create(config, 0) != TE_OK) return expect(0, "create");
     if (!rank) puts("the ranks have met"), fflush(stdout);
     for (const double begin = te__seconds(); te__seconds() - begin < 30;) {
         const double start = te__seconds();
-        const te_status status = te_group_all_reduce(te_data_group(&ctx), x, x, COUNT, TE_f32, &ctx);
+        const te_status status = te_group_all_reduce(te_data_group(&ctx), x, x, 1 << 16, TE_f32, &ctx);
         if (status == TE_OK) continue;
         printf("rank %d: after %.1f s: %s: %s\n", rank, te__seconds() - start, te_status_string(status), te_last_error(&ctx));
         fflush(stdout);
@@ -200,19 +221,24 @@ static int start_by_address(char **argv) {
 }
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "", *layout = argc > 2 ? argv[argc - 1] : 0;
-    if (te_context_create(&ctx, 0, 1) != TE_OK) return 1;
     alarm(100); /* a rank that waits for ever fails the test */
     if (!strcmp(mode, "address")) return argc > 5 ? start_by_address(argv) : 2;
     te_comm_rank_from_env(&rank, &size);
+    if (te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 1) != TE_OK) return puts(te_last_error(&ctx)), 1;
+    if (te_allocate(&ctx, (void **)&x, sizeof host) != TE_OK || te_allocate(&ctx, (void **)&y, sizeof host) != TE_OK) return 1;
+#if !TE_CUDA
     MPI_Init(0, 0); /* so that several communicators can be made, one after the other */
-    if (size != 4) return puts("hosts: for 4 ranks"), 2;
-    if (!strcmp(mode, "layout")) layouts();
+#endif
+    if (!strcmp(mode, "layout") && size == 4) layouts();
     else if (!strcmp(mode, "sums")) sums(layout);
     else if (!strcmp(mode, "speed") && argc > 2) speed(atof(argv[2]), argc > 3 ? layout : 0);
     else if (!strcmp(mode, "cut") && argc > 2) cut(atof(argv[2]));
-    else return 2;
+    else return puts("hosts: another mode, or 4 ranks"), 2;
     if (!failed && !rank) printf("%s%s%s: ok\n", mode, layout ? " " : "", layout ? layout : "");
+#if !TE_CUDA
     MPI_Finalize();
+#endif
+    te_release(&ctx, x), te_release(&ctx, y);
     te_context_destroy(&ctx);
     return failed;
 }
