@@ -12,9 +12,9 @@
  *
  * If rank 0 is killed before all ranks have come, the file stays. A later run recognises such a file by its age: a
  * running rank 0 removes its file after its timeout at the latest, so an older file must come from a run that was
- * killed. (So the clocks of all hosts and of the file's server must agree to within the timeout.) It also recognises the
- * file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the other ranks wait until
- * rank 0 has made another file.
+ * killed. For this the clocks of all hosts and of the file's server must agree to within the timeout. A later run also
+ * recognises the file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the other
+ * ranks wait until rank 0 has made another file.
  */
 #ifndef TE_COMM_START_H
 #define TE_COMM_START_H
