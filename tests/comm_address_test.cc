@@ -86,6 +86,19 @@ int connect_to(const std::string &address, int tries = 500) {
     }
     return -1;
 }
+// Connects as a rank and makes its hello; returns the connection.
+int make_hello(te__address_hello *hello, const std::string &address, int rank, int size) {
+    const te__comm_start start = {nullptr, address.c_str(), secret, 5, rank, size};
+    te__address_greeting greeting;
+    const int fd = connect_to(address);
+    REQUIRE(fd >= 0);
+    REQUIRE(te__socket_receive(fd, &greeting, sizeof greeting, te__seconds() + 5) == 1);
+    memset(hello, 0, sizeof *hello);
+    hello->rank = (uint32_t)rank, hello->size = (uint32_t)size, hello->bytes = 128;
+    te__address_magic(hello->magic);
+    te__address_hello_proof(hello->proof, &start, greeting.nonce, hello);
+    return fd;
+}
 } // namespace
 
 TEST_CASE("SHA-256 and HMAC have the published values") {
@@ -120,18 +133,18 @@ TEST_CASE("one rank alone does not listen") {
 }
 TEST_CASE("a rank that does not come is named on all others, within the timeout") {
     const std::string address = free_address();
-    rank_thread first(address, 0, 4, 0.6), other(address, 1, 4, 3), third(address, 3, 4, 3);
-    first.is(TE_ERROR_COMM, "rank 2 has not come to rank 0 within 0.6 seconds (1 of 4 ranks are missing)");
+    rank_thread first(address, 0, 4, 2), other(address, 1, 4), third(address, 3, 4);
+    first.is(TE_ERROR_COMM, "rank 2 has not come to rank 0 within 2 seconds (1 of 4 ranks are missing)");
     other.is(TE_ERROR_COMM, "rank 0 refuses: rank 2 has not come");
     third.is(TE_ERROR_COMM, "rank 0 refuses: rank 2 has not come");
-    CHECK(first.took < 2);
-    CHECK(other.took < 2);
+    CHECK(first.took < 10);
+    CHECK(other.took < 10);
 }
 TEST_CASE("without rank 0 the others end by the timeout") {
     const std::string address = free_address();
     rank_thread other(address, 1, 2, 0.3);
     other.is(TE_ERROR_COMM, "rank 0 has not listened at config.address");
-    CHECK(other.took < 1.5);
+    CHECK(other.took < 5);
 }
 TEST_CASE("a peer without the secret gets no reply, and the run goes on") {
     const std::string address = free_address();
@@ -143,26 +156,30 @@ TEST_CASE("a peer without the secret gets no reply, and the run goes on") {
 }
 TEST_CASE("rank 0's error names the peer that it has refused") {
     const std::string address = free_address();
-    rank_thread first(address, 0, 2, 0.5), stranger(address, 1, 2, 20, "another secret of 24 chars");
+    rank_thread first(address, 0, 2, 2), stranger(address, 1, 2, 20, "another secret of 24 chars");
     stranger.is(TE_ERROR_COMM, "another secret");
     first.is(TE_ERROR_COMM, "refused: a process at 127.0.0.1 has not proved that it knows the secret");
 }
 TEST_CASE("a second process with the number of a rank is refused, by name") {
     const std::string address = free_address();
-    rank_thread first(address, 0, 3), other(address, 1, 3);
-    const int fd = connect_to(address); // rank 0 listens
-    REQUIRE(fd >= 0);
-    close(fd);
-    for (int i = 0; i < 100; i++) te__sleep_1ms(); // rank 1 has come
+    rank_thread first(address, 0, 3);
+    te__address_hello hello;
+    te__address_reply reply;
+    const int fd = make_hello(&hello, address, 1, 3);
+    REQUIRE(te__socket_send(fd, &hello, sizeof hello)); // before the other one connects
     rank_thread again(address, 1, 3);
     again.is(TE_ERROR_COMM, "rank 0 refuses: two processes say that they are rank 1 of 3");
     rank_thread third(address, 2, 3);
-    for (rank_thread *r : {&first, &other, &third}) r->is(TE_OK, "");
+    for (rank_thread *r : {&first, &third}) r->is(TE_OK, "");
+    REQUIRE(te__socket_receive(fd, &reply, sizeof reply, te__seconds() + 5) == 1);
+    CHECK(!reply.is_refused);
+    CHECK(bytes(reply.id, reply.id + 128) == first.id);
+    close(fd);
 }
 TEST_CASE("a process that replaces one that has ended is accepted") {
     const std::string address = free_address();
     rank_thread first(address, 0, 3);
-    rank_thread(address, 1, 3, 0.3).is(TE_ERROR_COMM, "it waits for other ranks");
+    rank_thread(address, 1, 3, 2).is(TE_ERROR_COMM, "it waits for other ranks");
     rank_thread again(address, 1, 3), third(address, 2, 3);
     for (rank_thread *r : {&first, &again, &third}) r->is(TE_OK, "");
 }
@@ -243,17 +260,10 @@ TEST_CASE("a process that listens but is not rank 0 is found out") {
 TEST_CASE("a recorded hello is refused") {
     const std::string address = free_address();
     rank_thread first(address, 0, 2);
-    te__comm_start start = {nullptr, address.c_str(), secret, 5, 1, 2};
     te__address_greeting greeting;
     te__address_hello hello;
     char byte;
-    memset(&hello, 0, sizeof hello);
-    hello.rank = 1, hello.size = 2, hello.bytes = 128;
-    te__address_magic(hello.magic);
-    const int recorded = connect_to(address);
-    REQUIRE(te__socket_receive(recorded, &greeting, sizeof greeting, te__seconds() + 5) == 1);
-    te__address_hello_proof(hello.proof, &start, greeting.nonce, &hello);
-    close(recorded);
+    close(make_hello(&hello, address, 1, 2)); // recorded
     const int fd = connect_to(address);
     REQUIRE(te__socket_receive(fd, &greeting, sizeof greeting, te__seconds() + 5) == 1);
     CHECK(te__socket_send(fd, &hello, sizeof hello));

@@ -177,12 +177,19 @@ TE_API void te__socket_close(int *fd) {
 }
 /* Makes operations on the socket return at once. */
 TE_API void te__socket_unblock(int fd) { (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
+/* The number of milliseconds, rounded up, until the time `end` (te__seconds), but at most `limit` seconds. */
+TE_API int te__milliseconds_until(double end, double limit) {
+    const double left = end - te__seconds();
+    return left <= 0 ? 0 : 1 + (int)(1e3 * (left < limit ? left : limit));
+}
 /* Waits until the socket is ready for `events`, at most until the time `end` (te__seconds). */
 TE_API int te__socket_wait(int fd, short events, double end) {
     struct pollfd p;
+    int ready;
     p.fd = fd, p.events = events, p.revents = 0;
-    const double left = end - te__seconds();
-    return left > 0 && poll(&p, 1, (int)(1e3 * te_min(left, 1e6)) + 1) > 0;
+    do ready = poll(&p, 1, te__milliseconds_until(end, 1e6));
+    while (ready < 0 && errno == EINTR);
+    return ready > 0;
 }
 /* Sends a message that fits into the socket's buffer; returns whether it has. */
 TE_API int te__socket_send(int fd, const void *message, size_t bytes) {
@@ -344,11 +351,10 @@ TE_API void te__address_read(te__address_server *s, te__address_peer *p) {
 TE_API te_status te__address_step(te__address_server *s, double end, te_context *ctx) {
     struct pollfd p[TE__ADDRESS_PENDING + 1];
     const int has_space = s->count < TE__ADDRESS_PENDING, count = s->count;
-    const double left = te_max(te_min(end - te__seconds(), 0.1), 0);
     memset(p, 0, sizeof p);
     for (int i = 0; i < count; i++) p[i].fd = s->pending[i].fd, p[i].events = POLLIN;
     p[count].fd = has_space ? s->listener : -1, p[count].events = POLLIN;
-    if (poll(p, (nfds_t)count + 1, (int)(1e3 * left) + 1) < 0) return TE_OK; /* by a signal */
+    if (poll(p, (nfds_t)count + 1, te__milliseconds_until(end, 0.1)) < 0) return TE_OK; /* by a signal */
     for (int i = 0; i < count; i++) {
         if (p[i].revents) te__address_read(s, &s->pending[i]);
         else if (te__seconds() - s->pending[i].since > TE__ADDRESS_HELLO_SECONDS) te__socket_close(&s->pending[i].fd);
