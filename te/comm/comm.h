@@ -183,9 +183,13 @@ TE_IF_USED TE_API te_status te__comm_open_stages(te_comm *comm, const te__grid *
     TE_TRY(te__comm_open_group(p, "pipeline", te__pipeline_group_of, grid, comm, ctx));
     return te__comm_open_group(e, "embedding", te__embedding_group_of, grid, comm, ctx);
 }
-/* Opens the two groups of te__group_reduce_levels, if the data groups of all ranks have these levels. */
-TE_IF_USED TE_API te_status te__comm_open_levels(te_comm *comm, const te__grid *grid, te_context *ctx) {
-    if (!te__grid_has_levels(grid)) return TE_OK;
+/* Opens the two groups of te__group_reduce_levels, if the data groups of all ranks have these levels. hierarchical:
+ * config.hierarchical. */
+TE_IF_USED TE_API te_status te__comm_open_levels(te_comm *comm, const te__grid *grid, int hierarchical,
+                                                 te_context *ctx) {
+    te__comm_group(&comm->in_host, comm, "data (on one host)", 0, 1);
+    te__comm_group(&comm->across_hosts, comm, "data (across hosts)", 0, 1);
+    if (!hierarchical || !te__grid_has_levels(grid)) return TE_OK;
     TE_TRY(te__comm_open_group(&comm->in_host, "data (on one host)", te__in_host_group_of, grid, comm, ctx));
     TE_TRY(te__comm_open_group(&comm->across_hosts, "data (across hosts)", te__across_hosts_group_of, grid, comm, ctx));
     comm->data.in_host = &comm->in_host, comm->data.across_hosts = &comm->across_hosts;
@@ -198,7 +202,7 @@ TE_IF_USED TE_API te_status te__comm_open_groups(te_comm *comm, const te__grid *
     TE_TRY(te__comm_open_group(&comm->data, "data", te__data_group_of, grid, comm, ctx));
     TE_TRY(te__comm_open_group(&comm->context, "context", te__context_group_of, grid, comm, ctx));
     TE_TRY(te__comm_open_stages(comm, grid, ctx));
-    return hierarchical ? te__comm_open_levels(comm, grid, ctx) : TE_OK;
+    return te__comm_open_levels(comm, grid, hierarchical, ctx);
 }
 /* Returns an error if the ranks of a tensor group are on different hosts. All ranks return the same. */
 TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__comm_says *says, int tensor,
