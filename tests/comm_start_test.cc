@@ -5,8 +5,10 @@
 
 #include <chrono>
 #include <fcntl.h>
+#include <set>
 #include <sys/stat.h>
 #include <thread>
+#include <vector>
 #include <unistd.h>
 #include <utime.h>
 
@@ -180,9 +182,9 @@ TEST_CASE("the file of another run is recognised by the launcher's name of the r
     setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
     s.says(s.read(), TE_ERROR_COMM, "of another run");
     setenv("TORCHELASTIC_RUN_ID", std::string(500, 'n').c_str(), 1);
-    char name[TE__ID_FILE_RUN];
-    te__run_name(name);
-    CHECK(strlen(name) < TE__ID_FILE_RUN);
+    char name[TE_COMM_RUN_NAME];
+    te_comm_run_name(name);
+    CHECK(strlen(name) < TE_COMM_RUN_NAME);
 }
 
 TEST_CASE("a rank takes no file that others could have written, and none that is not whole") {
@@ -241,17 +243,105 @@ TEST_CASE("a rank takes no file that others could have written, and none that is
 
 TEST_CASE("what ranks say about their configs") {
     scene s;
-    te__comm_says all[3] = {{1, {2, 1, 1}}, {1, {2, 1, 1}}, {1, {2, 1, 1}}};
+    te__comm_says all[3] = {{1, {2, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 0, 0}, 0, ""}};
     CHECK(te__comm_compare(all, 3, TE_OK, s.t) == TE_OK);
-    all[2].sizes[0] = 3;
+    all[2].numbers[0] = 3;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.tensor is 2 on rank 0, and 3 on rank 2");
-    all[2].sizes[0] = 2, all[1].sizes[1] = 2;
+    all[2].numbers[0] = 2, all[1].numbers[1] = 2;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.context is 1 on rank 0, and 2 on rank 1");
-    all[1].sizes[1] = 1, all[2].sizes[2] = 4;
+    all[1].numbers[1] = 1, all[2].numbers[2] = 4;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.pipeline is 1 on rank 0, and 4 on rank 2");
-    all[2].sizes[2] = 1;
+    all[2].numbers[2] = 1, all[2].numbers[3] = 1;
+    s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.tensor_across_hosts is 0 on rank 0, and 1 on rank 2");
+    all[2].numbers[3] = 0, all[1].numbers[4] = 1;
+    s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.hierarchical is 0 on rank 0, and 1 on rank 1");
+    all[1].numbers[4] = 0;
     all[1].accepts = 0;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "rank 1 of 3 refuses its config");
     te_fail(s.t, TE_ERROR_SHAPE, "its own error");
     s.says(te__comm_compare(all, 3, TE_ERROR_SHAPE, s.t), TE_ERROR_SHAPE, "its own error");
+}
+
+TEST_CASE("the name of a run can be part of a file's name") {
+    scene s;
+    char run[TE_COMM_RUN_NAME];
+    te_comm_run_name(run);
+    CHECK(std::string(run).empty());
+    setenv("TORCHELASTIC_RUN_ID", "../jobs/17", 1), setenv("MASTER_PORT", "29500", 1);
+    te_comm_run_name(run);
+    CHECK(std::string(run) == ".._jobs_17..29500");
+}
+
+TEST_CASE("the hosts of the ranks") {
+    te__comm_says a, b, c;
+    memset(&a, 0, sizeof a), memset(&b, 0, sizeof b), memset(&c, 0, sizeof c);
+    te__says_host(&a, nullptr), te__says_host(&b, nullptr), te__says_host(&c, "another name that is longer than 31 bytes");
+    CHECK(a.host == b.host);
+    CHECK(a.host != c.host);
+    CHECK(std::string(c.name) == "another name that is longer tha");
+    te__comm_says says[6];
+    memset(says, 0, sizeof says);
+    const uint64_t hosts[6] = {7, 3, 7, 9, 3, 7};
+    int host_of[6];
+    for (int r = 0; r < 6; r++) says[r].host = hosts[r];
+    CHECK(te__hosts_number(host_of, says, 6) == 3);
+    const int expected[6] = {0, 1, 0, 2, 1, 0};
+    for (int r = 0; r < 6; r++) CHECK(host_of[r] == expected[r]);
+}
+
+// Every group of every grid, by its definition: which ranks have the same stage, tensor rank and so on.
+TEST_CASE("the groups of all grids have the ranks that they should") {
+    for (int tensor : {1, 2, 3})
+        for (int context : {1, 2})
+            for (int replicas : {1, 2, 3})
+                for (int stages : {1, 2, 3}) {
+                    const int size = tensor * context * replicas * stages, ranks = size / stages;
+                    std::vector<int> host_of((size_t)size), seen((size_t)size);
+                    for (int r = 0; r < size; r++) host_of[(size_t)r] = r * 3 / size;
+                    const te__grid grid = {tensor, context, stages, size, host_of.data(), seen.data()};
+                    const auto same = [&](int kind, int a, int b) {
+                        const bool stage = a / ranks == b / ranks, rank = a % ranks == b % ranks, t = a % tensor == b % tensor;
+                        const bool host = host_of[(size_t)a] == host_of[(size_t)b];
+                        if (kind == 0) return stage && a / tensor == b / tensor;
+                        if (kind == 1) return stage && t;
+                        if (kind == 2) return stage && t && a % ranks / tensor / context == b % ranks / tensor / context;
+                        if (kind == 3) return rank;
+                        if (kind == 5) return stage && t && host;
+                        const bool ends = (a / ranks == 0 || a / ranks == stages - 1) && (b / ranks == 0 || b / ranks == stages - 1);
+                        return a == b || (stages > 1 && rank && ends);
+                    };
+                    const te__group_of_fn of[6] = {te__tensor_group_of, te__data_group_of, te__context_group_of, te__pipeline_group_of, te__embedding_group_of, te__in_host_group_of};
+                    for (int kind = 0; kind < 6; kind++)
+                        for (int r = 0; r < size; r++) {
+                            int count = 0, before = 0, got_size = 0, got_hosts = 0;
+                            std::set<int> on;
+                            for (int i = 0; i < size; i++) {
+                                CHECK((of[kind](&grid, i) == of[kind](&grid, r)) == same(kind, i, r));
+                                if (same(kind, i, r)) count++, before += i < r, on.insert(host_of[(size_t)i]);
+                            }
+                            CHECK(te__grid_group(&got_size, &got_hosts, of[kind], &grid, r) == before);
+                            CHECK(got_size == count);
+                            CHECK(got_hosts == (int)on.size());
+                        }
+                }
+}
+
+TEST_CASE("two levels of the data group") {
+    const struct { const char *hosts; int tensor, pipeline, levels; } cases[] = {
+        {"aabb", 1, 1, 1}, {"abab", 1, 1, 1}, {"abba", 1, 1, 1}, {"aabb", 2, 1, 0}, {"aaaa", 1, 1, 0}, {"abcd", 1, 1, 0},
+        {"aaab", 1, 1, 0}, {"aaaabbbb", 2, 1, 1}, {"aabbccdd", 1, 1, 1}, {"aaabbbcc", 1, 1, 0}, {"aabbccdd", 1, 2, 1}, {"aaaabbbb", 1, 2, 0}};
+    for (const auto &c : cases) {
+        const int size = (int)strlen(c.hosts);
+        std::vector<int> host_of((size_t)size), seen((size_t)size);
+        for (int r = 0; r < size; r++) host_of[(size_t)r] = c.hosts[r] - 'a';
+        const te__grid grid = {c.tensor, 1, c.pipeline, size, host_of.data(), seen.data()};
+        INFO(c.hosts << ", tensor " << c.tensor);
+        CHECK(te__grid_has_levels(&grid) == c.levels);
+        for (int r = 0; r < size && c.levels; r++) // a rank's group across hosts has one rank of each host
+            for (int i = 0; i < size; i++) {
+                if (i == r || te__across_hosts_group_of(&grid, i) != te__across_hosts_group_of(&grid, r)) continue;
+                CHECK(host_of[(size_t)i] != host_of[(size_t)r]);
+                CHECK(te__data_group_of(&grid, i) == te__data_group_of(&grid, r));
+            }
+    }
 }

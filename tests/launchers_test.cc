@@ -8,7 +8,7 @@
 #include <vector>
 
 namespace {
-const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
+const char *const names[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS",
                              "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"};
 typedef std::map<std::string, std::string> environment;
 const environment srun_of_nodes = {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}};
@@ -52,6 +52,29 @@ TEST_CASE("the innermost launcher counts") {
         INFO(c.name);
         CHECK(rank == c.rank);
         CHECK(size == c.size);
+    }
+    for (const char *name : names) unsetenv(name);
+}
+
+TEST_CASE("the number of a process among those on its host") {
+    const struct { const char *name; std::vector<environment> set; int local; } cases[] = {
+        {"no launcher", {}, 0},
+        {"torchrun", {torchrun, {{"LOCAL_RANK", "1"}}}, 1},
+        {"torchrun under mpirun", {open_mpi, torchrun, {{"LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}}, 1},
+        {"Open MPI", {open_mpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "2"}}}, 2},
+        {"MPICH", {mpich, {{"MPI_LOCALRANKID", "3"}}}, 3},
+        {"srun", {srun_of_nodes, {{"SLURM_LOCALID", "0"}}}, 0},
+        {"variables of one's own", {by_hand, {{"LOCAL_RANK", "0"}}}, 0},
+        {"without a variable it is the rank", {by_hand}, 1},
+        {"another launcher's variable does not count", {mpich, {{"LOCAL_RANK", "2"}}}, 6},
+        {"no number", {by_hand, {{"LOCAL_RANK", "x"}}}, -1},
+    };
+    for (const auto &c : cases) {
+        for (const char *name : names) unsetenv(name);
+        for (const environment &e : c.set)
+            for (const auto &v : e) setenv(v.first.c_str(), v.second.c_str(), 1);
+        INFO(c.name);
+        CHECK(te_comm_local_rank_from_env() == c.local);
     }
     for (const char *name : names) unsetenv(name);
 }

@@ -16,7 +16,7 @@ section_headers() { tests/compile/check_headers.sh; }
 section_asan() { bazel_test --config=asan; }
 section_clang() { bazel_test --config=clang; }
 section_gcc() { bazel_test --build_tag_filters=-cuda; } # and the examples and benches, for the host
-section_scripts() { # two at a time; comm.sh runs by itself, because its ranks have time limits
+section_scripts() { # two at a time; comm.sh and hosts.sh run by themselves, because their ranks have time limits
     local n=0 bad=0 name work long_scripts=(tests/{generate_models,install,warnings,train_gpt,embed_models,dispatch,docs}.sh)
     work=$(mktemp -d)
     one_script() { # FOLDER SCRIPT...
@@ -29,10 +29,11 @@ section_scripts() { # two at a time; comm.sh runs by itself, because its ranks h
     {
         # the longest first, so that none of them runs last, beside an idle core
         printf '%s\n' "${long_scripts[@]}"
-        find tests -maxdepth 1 -name '*.sh' ! -name comm.sh | grep -vxFf <(printf '%s\n' "${long_scripts[@]}") | sort
+        find tests -maxdepth 1 -name '*.sh' ! -name comm.sh ! -name hosts.sh | grep -vxFf <(printf '%s\n' "${long_scripts[@]}") | sort
         echo "tools/readme.py --check"
     } | xargs -P 2 -L 1 bash -c 'one_script "$0" "$@"' "$work"
     one_script "$work" tests/comm.sh
+    one_script "$work" tests/hosts.sh
     for script in "$work"/*.log; do
         name=$(basename "$script" .log)
         echo "--- $name"

@@ -297,7 +297,7 @@ int main(int argc, char **argv) {
     int same = 1, rank, size;
     te_comm_rank_from_env(&rank, &size);
     te_context *failed = &one;
-    te_status status = te_context_create(&one, TE_CUDA ? rank : 0, 1);
+    te_status status = te_context_create(&one, TE_CUDA ? te_comm_local_rank_from_env() : 0, 1);
     one.gemm_tune = 1;
     if (rank && !freopen("/dev/null", "w", stdout)) return 1;
     printf("%d x %d tokens, hidden %d, ffn %d, %d heads, " TE_STRING(DTYPE) "; forward and backward:\n", BATCH, SEQ,
@@ -305,7 +305,7 @@ int main(int argc, char **argv) {
     if (status == TE_OK) status = alone(&one, &same);
 #ifdef TE_COMM
     for (int i = 0; i < 4 && size == RANKS && status == TE_OK; i++) {
-        status = te_context_create(failed = &ctx[i], TE_CUDA ? rank : 0, 1);
+        status = te_context_create(failed = &ctx[i], TE_CUDA ? te_comm_local_rank_from_env() : 0, 1);
         ctx[i].gemm_tune = 1;
     }
     if (status == TE_OK && size == RANKS) status = ranks(ctx, comm, argc > 1 ? argv[1] : "performance", &same);

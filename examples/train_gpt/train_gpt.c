@@ -264,7 +264,7 @@ static const gpt_size gpt_sizes[] = {GPT_SIZES(GPT_ROW)};
 /* small helpers                                                                                                      */
 
 typedef struct options {
-    const char *size, *out, *prompt, *tune, *init, *recipe, *optimizer, *moments, *sums;
+    const char *size, *out, *prompt, *tune, *init, *recipe, *optimizer, *moments, *sums, *address;
     const char **path; /* [paths]: files and folders of the text */
     int paths;
     long steps, batch, seq, accumulate, tp, cp, dp, pp, chunks, log, validate, sample, save;
@@ -349,8 +349,8 @@ static te_comm comm;
 /* Largest tensor, in bytes, that ranks sum through each other's memory; each group allocates four times as much. */
 enum { MAX_PEER = 64 << 20 };
 #endif
-/* Create the context and the groups of ranks; with CUDA each rank has its own device. Rank 0 writes a file to --out by
- * which the other ranks find it. bytes: the largest tensor that ranks sum or, with --sp, that GEMMs gather and scatter
+/* Create the context and the groups of ranks; with CUDA each rank has its own device. Rank 0 listens at --address or
+ * writes a file to --out, by which the other ranks find it. bytes: the largest tensor that ranks sum or, with --sp, that GEMMs gather and scatter
  * while they run. */
 static void ranks_of(const options *o, int64_t bytes) {
     const long tp = o->tp, cp = o->cp, dp = o->dp, all = tp * cp * dp * o->pp;
@@ -373,14 +373,17 @@ static void ranks_of(const options *o, int64_t bytes) {
     if (processes == 1) rank = 0;
     stage = rank / (processes / stages);
     replica = rank / tensor / contexts % replicas, shard.rank = rank / tensor % contexts, shard.ranks = contexts;
-    check(te_context_create(&ctx, TE_CUDA ? rank : 0, (uint64_t)o->seed), "context");
+    const int device = TE_CUDA && processes > 1 ? te_comm_local_rank_from_env() : 0;
+    check(te_context_create(&ctx, device, (uint64_t)o->seed), "context");
     if (processes == 1) return;
     if (rank && !freopen("/dev/null", "w", stdout)) die(strerror(errno), "/dev/null");
 #ifdef TE_COMM
-    char file[4096 + 32];
+    char file[4096 + 32 + TE_COMM_RUN_NAME], run[TE_COMM_RUN_NAME];
     te_comm_config config = te_comm_defaults();
-    snprintf(file, sizeof file, "%s/ranks.%ld", o->out, (long)getppid()); /* mpirun's number: different for each run */
-    config.file = file, config.tensor = tensor, config.context = contexts, config.pipeline = stages;
+    te_comm_run_name(run); /* different for each run, so that no run finds the file of another one */
+    if (!*run) snprintf(run, sizeof run, "%ld", (long)getppid()); /* all ranks on one host have the same parent */
+    snprintf(file, sizeof file, "%s/ranks.%s", o->out, run);
+    config.file = file, config.address = o->address, config.tensor = tensor, config.context = contexts, config.pipeline = stages;
     if (o->sp) config.overlap_bytes = bytes;
     else if (tensor > 1) config.peer_bytes = te_max(config.peer_bytes, te_min(bytes, MAX_PEER));
     check(te_comm_create(&comm, &config, &ctx), "ranks");
@@ -1077,6 +1080,7 @@ static const char usage[] =
     "  --pp N            pipeline parallel: stages, each with some of the layers, that pass on micro-batches   1\n"
     "  --chunks N        parts of the model that a stage has, for shorter idle times (interleaved 1F1B)   1\n"
     "                    (mpirun -n TP*CP*DP*PP starts all processes)\n"
+    "  --address H:PORT  GPUs: where rank 0 listens at the start, if processes do not share --out; needs TE_COMM_SECRET\n"
     "  --steps N         optimizer steps                           1500\n"
     "  --optimizer NAME  adamw, sgd (with momentum) or muon        adamw\n"
     "  --moments NAME    optimizer's moments in: f32, bf16, 8bit   f32\n"
@@ -1236,7 +1240,7 @@ static options parse(int argc, char **argv) {
         {"--size", &o.size, 0, 0, 0},       {"--out", &o.out, 0, 0, 0},           {"--prompt", &o.prompt, 0, 0, 0},
         {"--tune", &o.tune, 0, 0, 0},       {"--init", &o.init, 0, 0, 0},         {"--recipe", &o.recipe, 0, 0, 0},
         {"--optimizer", &o.optimizer, 0, 0, 0}, {"--moments", &o.moments, 0, 0, 0},
-        {"--sums", &o.sums, 0, 0, 0},
+        {"--sums", &o.sums, 0, 0, 0}, {"--address", &o.address, 0, 0, 0},
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
         {"--pp", 0, &o.pp, 0, 0}, {"--chunks", 0, &o.chunks, 0, 0},

@@ -6,7 +6,7 @@
  * Do this, in each of the processes that `mpirun -n 4` starts:
  *     te_comm_config config = te_comm_defaults();     // rank and size: from the launcher's environment
  *     config.tensor = 2;                              // 2 replicas of 2 ranks each
- *     config.file = "/tmp/run-17";                    // CUDA: for NCCL's unique id; must not exist yet
+ *     config.file = "/shared/run-17";                 // CUDA: for NCCL's unique id; or config.address
  *     TE_TRY(te_context_create(&ctx, device, seed));  // the same seed on all ranks
  *     TE_TRY(te_comm_create(&comm, &config, &ctx));   // before models are bound and optimizers made
  *     ... each step: forward, backward, te_reduce_gradients, te_adamw_step
@@ -44,11 +44,26 @@ typedef struct te_comm_config {
      * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
      * not followed */
     const char *file;
+    /* CUDA, instead of `file`: "host:port", an address of rank 0's host at which rank 0 listens, until all ranks have
+     * come, to pass them NCCL's unique id. Null: rank 0 listens nowhere. A rank must prove that it knows the secret, at
+     * least 16 characters that are the same on all ranks; a null secret stands for the environment variable
+     * TE_COMM_SECRET (te/comm/impl/comm_address.h) */
+    const char *address, *secret;
+    /* the name of this rank's host; null: the system's host name. Ranks are on one host if their hosts have the same
+     * name and the same boot id. Set it if the containers of one machine have different names but can map each other's
+     * memory */
+    const char *host;
+    /* 0: it is an error if the ranks of a tensor group are on different hosts, which is slow; 1: they may be */
+    int tensor_across_hosts;
+    /* 1: if the data group spans hosts and has several ranks on each of them, all-reduces of 1 MiB and more sum within
+     * each host first (te__group_reduce_levels). The default is 1 on the host, 0 on CUDA, where NCCL chooses its
+     * algorithm by the topology */
+    int hierarchical;
     /* the longest time, in seconds, that a call, such as te_comm_create, waits for other ranks */
     double timeout;
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger
      * tensors through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these
-     * are processes of one host, and their devices can access each other. The tensor and the data group then take 4 *
+     * are processes on one host, and their devices can access each other. The tensor and the data group then take 4 *
      * peer_bytes bytes of each device each; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
     te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
@@ -65,13 +80,15 @@ enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
-    c.rank = -1, c.size = 0, c.tensor = c.copies = c.context = c.pipeline = 1, c.file = 0, c.timeout = 60.0;
-    c.peer_bytes = TE_PEER_DEFAULT_BYTES, c.all_reduce = TE_ALL_REDUCE_auto, c.overlap_bytes = 0;
+    memset(&c, 0, sizeof c);
+    c.rank = -1, c.tensor = c.copies = c.context = c.pipeline = 1, c.hierarchical = !TE_CUDA, c.timeout = 60.0;
+    c.peer_bytes = TE_PEER_DEFAULT_BYTES, c.all_reduce = TE_ALL_REDUCE_auto;
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
- * rank, size and also are set. If rank and size suffice to recognise a launcher, `also` repeats one of them. */
-typedef struct te__launcher { const char *name, *rank, *size, *also; } te__launcher;
+ * rank, size and also are set. If rank and size suffice to recognise a launcher, `also` repeats one of them. local: the
+ * number of the process among those on its host. */
+typedef struct te__launcher { const char *name, *rank, *size, *also, *local; } te__launcher;
 
 /* Returns the launcher that has started this process; null: there is none. Launchers are often nested (srun starts
  * torchrun, sbatch starts mpirun), and a process inherits the variables of all of them; so the launchers are listed
@@ -79,11 +96,12 @@ typedef struct te__launcher { const char *name, *rank, *size, *also; } te__launc
  * SLURM_STEP_NUM_TASKS, not by SLURM_NTASKS, which is also set in a batch script that runs as one process. */
 TE_API const te__launcher *te__launcher_found(void) {
     static const te__launcher launchers[] = {
-        {"torchrun", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
-        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"},
-        {"MPICH", "PMI_RANK", "PMI_SIZE", "PMI_SIZE"},
-        {"the environment", "RANK", "WORLD_SIZE", "WORLD_SIZE"},
-        {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS"}};
+        {"torchrun", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
+        {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE",
+         "OMPI_COMM_WORLD_LOCAL_RANK"},
+        {"MPICH", "PMI_RANK", "PMI_SIZE", "PMI_SIZE", "MPI_LOCALRANKID"},
+        {"the environment", "RANK", "WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK"},
+        {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"}};
     for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
         const te__launcher *l = &launchers[i];
         const char *const set[3] = {getenv(l->rank), getenv(l->size), getenv(l->also)};
@@ -108,6 +126,13 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
     *rank = l ? te__env_number(l->rank) : 0, *size = l ? te__env_number(l->size) : 1;
     if (*rank < 0 || *rank >= *size) *rank = *size = -1;
 }
+/* Returns the number of this process among those on its host, which is also the number of its device if each process
+ * has a device of its own: the launcher's variable or, if the launcher has not set it, the rank; -1: not a number. */
+TE_API int te_comm_local_rank_from_env(void) {
+    const te__launcher *l = te__launcher_found();
+    const char *const local = l ? getenv(l->local) : 0;
+    return l ? te__env_number(local && *local ? l->local : l->rank) : 0;
+}
 
 #ifdef TE_COMM
 #if TE_CUDA
@@ -119,7 +144,7 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
 /* Fills in a group, but does not open it: its handle, which NCCL or MPI will provide, is still null. */
 TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *name, int rank, int size) {
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
-    g->peers = 0, g->memory = 0;
+    g->peers = 0, g->memory = 0, g->in_host = g->across_hosts = 0, g->hosts = 1;
 }
 /* Waits for the enqueued work, drops all recorded passes (they may contain collectives), and frees the groups. If the
  * communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
@@ -136,20 +161,94 @@ TE_API void te_comm_destroy(te_comm *comm) {
     }
     if (comm->cp_side) te_side_stream_close((te_side_stream *)comm->cp_side);
     free(comm->cp_side);
+    free(comm->host_of);
     te__comm_close(comm);
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Splits comm->world into pipeline and embedding groups; with one stage these have one rank. */
-TE_IF_USED TE_API te_status te__comm_split_stages(te_comm *comm, int stages, te_context *ctx) {
+/* Opens the group to which this rank belongs among the groups that group_of numbers. */
+TE_IF_USED TE_API te_status te__comm_open_group(te_group *g, const char *name, te__group_of_fn group_of,
+                                                const te__grid *grid, te_comm *comm, te_context *ctx) {
+    const int r = comm->world.rank;
+    int size, hosts;
+    const int rank = te__grid_group(&size, &hosts, group_of, grid, r);
+    te__comm_group(g, comm, name, rank, size);
+    g->hosts = hosts;
+    return te__comm_split(g, &comm->world, group_of(grid, r), r, ctx);
+}
+/* Opens the pipeline and embedding groups; with one stage these have one rank. */
+TE_IF_USED TE_API te_status te__comm_open_stages(te_comm *comm, const te__grid *grid, te_context *ctx) {
+    te_group *p = &comm->pipeline, *e = &comm->embedding;
+    if (grid->pipeline == 1) {
+        te__comm_group(p, comm, "pipeline", 0, 1), te__comm_group(e, comm, "embedding", 0, 1);
+        p->transport = e->transport = 0;
+        return TE_OK;
+    }
+    TE_TRY(te__comm_open_group(p, "pipeline", te__pipeline_group_of, grid, comm, ctx));
+    return te__comm_open_group(e, "embedding", te__embedding_group_of, grid, comm, ctx);
+}
+/* Opens the two groups of te__group_reduce_levels, if the data groups of all ranks have these levels. hierarchical:
+ * config.hierarchical. */
+TE_IF_USED TE_API te_status te__comm_open_levels(te_comm *comm, const te__grid *grid, int hierarchical,
+                                                 te_context *ctx) {
+    te__comm_group(&comm->in_host, comm, "data (on one host)", 0, 1);
+    te__comm_group(&comm->across_hosts, comm, "data (across hosts)", 0, 1);
+    if (!hierarchical || !te__grid_has_levels(grid)) return TE_OK;
+    TE_TRY(te__comm_open_group(&comm->in_host, "data (on one host)", te__in_host_group_of, grid, comm, ctx));
+    TE_TRY(te__comm_open_group(&comm->across_hosts, "data (across hosts)", te__across_hosts_group_of, grid, comm, ctx));
+    comm->data.in_host = &comm->in_host, comm->data.across_hosts = &comm->across_hosts;
+    return TE_OK;
+}
+/* Splits comm->world into the groups of the grid. */
+TE_IF_USED TE_API te_status te__comm_open_groups(te_comm *comm, const te__grid *grid, int hierarchical,
+                                                 te_context *ctx) {
+    TE_TRY(te__comm_open_group(&comm->tensor, "tensor", te__tensor_group_of, grid, comm, ctx));
+    TE_TRY(te__comm_open_group(&comm->data, "data", te__data_group_of, grid, comm, ctx));
+    if (grid->copies > 1) TE_TRY(te__comm_open_group(&comm->copies, "copies", te__copies_group_of, grid, comm, ctx));
+    else te__comm_group(&comm->copies, comm, "copies", 0, 1), comm->copies.transport = 0;
+    TE_TRY(te__comm_open_group(&comm->context, "context", te__context_group_of, grid, comm, ctx));
+    TE_TRY(te__comm_open_stages(comm, grid, ctx));
+    return te__comm_open_levels(comm, grid, hierarchical, ctx);
+}
+/* Returns an error if the ranks of a tensor group are on different hosts. All ranks return the same. */
+TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__comm_says *says, int tensor,
+                                                 te_context *ctx) {
+    for (int r = 0; r < comm->world.size; r++) {
+        const int first = r / tensor * tensor;
+        TE_REQUIRE(comm->host_of[r] == comm->host_of[first], ctx, TE_ERROR_VALUE,
+                   "te_comm_create: ranks %d and %d share a replica (config.tensor is %d), but run on %s and %s; start "
+                   "the ranks of a host one after the other (mpirun --map-by slot, srun --distribution=block), or set "
+                   "config.tensor_across_hosts", first, r, tensor, says[first].name, says[r].name);
+    }
+    return TE_OK;
+}
+/* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does
+ * not accept its config, or has other numbers in it than rank 0, all ranks return an error; otherwise they would wait
+ * for each other in collectives that some of them do not call. Then sets the hosts of all ranks. */
+TE_IF_USED TE_API te_status te__comm_agree(te_comm *comm, const te_comm_config *config, te_status status,
+                                           te_context *ctx) {
     te_group *w = &comm->world;
-    const int ranks = w->size / stages, stage = w->rank / ranks, rank = w->rank % ranks;
-    const int has_embedding = stages > 1 && (!stage || stage == stages - 1);
-    te__comm_group(&comm->pipeline, comm, "pipeline", stage, stages);
-    te__comm_group(&comm->embedding, comm, "embedding", has_embedding && stage, has_embedding ? 2 : 1);
-    if (stages == 1) return comm->pipeline.transport = comm->embedding.transport = 0, TE_OK;
-    TE_TRY(te__comm_split(&comm->pipeline, w, rank, stage, ctx));
-    return te__comm_split(&comm->embedding, w, has_embedding ? rank : w->rank, stage, ctx);
+    if (!w->handle || comm->failed) return status;
+    te__comm_says *says = (te__comm_says *)calloc((size_t)w->size, sizeof *says), *mine = says + w->rank;
+    comm->host_of = (int *)calloc((size_t)w->size, sizeof *comm->host_of);
+    if (!says || !comm->host_of) {
+        free(says);
+        return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
+    }
+    const int numbers[TE__COMM_NUMBERS] = {config->tensor,   config->copies,              config->context,
+                                           config->pipeline, config->tensor_across_hosts, config->hierarchical};
+    for (int k = 0; k < TE__COMM_NUMBERS; k++) mine->numbers[k] = numbers[k];
+    mine->accepts = status == TE_OK;
+    te__says_host(mine, config->host);
+    const te_status gathered = te__comm_gather_says(comm, says, ctx);
+    /* says is not freed, because the failed collective may still write to it */
+    if (gathered != TE_OK) return status == TE_OK ? gathered : status;
+    status = te__comm_compare(says, w->size, status, ctx);
+    w->hosts = te__hosts_number(comm->host_of, says, w->size), comm->host = comm->host_of[w->rank];
+    if (status == TE_OK && !config->tensor_across_hosts && config->tensor > 0)
+        status = te__comm_check_hosts(comm, says, config->tensor, ctx);
+    free(says);
+    return status;
 }
 /* Splits comm->world, which must be open, into the other groups, and maps the symmetric memory of the world, tensor and
  * data groups. */
@@ -160,7 +259,7 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
     TE_REQUIRE(stages > 0 && stages <= TE_PIPELINE_MAX_STAGES && w->size % stages == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: config.pipeline is %d: it is 1 to %d and divides the number of ranks, %d", stages,
                (int)TE_PIPELINE_MAX_STAGES, w->size);
-    const int ranks = w->size / stages, stage = w->rank / ranks, rank = w->rank % ranks; /* of a stage; in it */
+    const int ranks = w->size / stages; /* of a stage */
     TE_REQUIRE(tensor > 0 && ranks % tensor == 0, ctx, TE_ERROR_SHAPE,
                "te_comm_create: %d ranks%s cannot be divided into tensor groups of %d (config.tensor); start a "
                "multiple of it, as by mpirun -n %d", ranks, stages > 1 ? " of a stage" : "", tensor,
@@ -173,18 +272,13 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
                (int)TE_CP_MAX_RANKS, ranks / tensor);
     TE_REQUIRE(config->all_reduce >= TE_ALL_REDUCE_auto && config->all_reduce <= TE_ALL_REDUCE_transport, ctx,
                TE_ERROR_VALUE, "te_comm_create: all_reduce is %d, no algorithm", (int)config->all_reduce);
-    const int t = rank % tensor, d = rank / tensor; /* the rank in the tensor group and in the data group */
-    te__comm_group(&comm->tensor, comm, "tensor", t, tensor);
-    te__comm_group(&comm->data, comm, "data", d, ranks / tensor);
-    TE_TRY(te__comm_split(&comm->tensor, w, w->rank / tensor, t, ctx));
-    TE_TRY(te__comm_split(&comm->data, w, stage * tensor + t, d, ctx));
-    te__comm_group(&comm->copies, comm, "copies", t % copies, copies);
-    if (copies > 1) TE_TRY(te__comm_split(&comm->copies, w, w->rank / copies, t % copies, ctx));
-    else comm->copies.transport = 0;
-    /* rank d of a data group is rank d % context of its context group */
-    te__comm_group(&comm->context, comm, "context", d % context, context);
-    TE_TRY(te__comm_split(&comm->context, w, stage * ranks + d / context * tensor + t, d % context, ctx));
-    TE_TRY(te__comm_split_stages(comm, stages, ctx));
+    te__grid grid;
+    grid.tensor = tensor, grid.copies = copies, grid.context = context, grid.pipeline = stages, grid.size = w->size;
+    grid.host_of = comm->host_of, grid.seen = (int *)calloc((size_t)w->size, sizeof *grid.seen);
+    TE_REQUIRE(grid.seen, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
+    const te_status status = te__comm_open_groups(comm, &grid, config->hierarchical, ctx);
+    free(grid.seen);
+    TE_TRY(status);
     TE_TRY(te__comm_end_start(comm, ctx));
     /* The size of the world group's memory is limited to the default, because the library uses the world group only
      * for the amaxes of FP8 recipes and for checkpoints. */
@@ -227,9 +321,11 @@ TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *
     if (config->rank >= 0) rank = config->rank;
     if (config->size > 0) size = config->size;
     te__comm_group(&comm->world, comm, "world", rank, size);
-    te_status status = te__comm_world(comm, config->file, ctx);
-    const te__comm_says mine = {status == TE_OK, {config->tensor, config->copies, config->context, config->pipeline}};
-    status = te__comm_agree(comm, mine, status, ctx);
+    te__comm_start start;
+    start.file = config->file, start.address = config->address, start.timeout = config->timeout;
+    start.secret = config->secret ? config->secret : getenv("TE_COMM_SECRET"), start.rank = rank, start.size = size;
+    const te_status opened = te__comm_world(comm, &start, ctx);
+    te_status status = te__comm_agree(comm, config, opened, ctx);
     if (status == TE_OK) status = te__comm_split_grid(comm, config, ctx);
     return te__comm_finish_create(comm, status, ctx);
 }
@@ -241,7 +337,8 @@ TE_IF_USED TE_API te_status te_comm_from_native(te_comm *comm, te__comm_native n
     te_comm_config config = te_comm_defaults();
     config.tensor = tensor;
     te__comm_group(&comm->world, comm, "world", 0, 1);
-    te_status status = te__comm_adopt(comm, native, ctx);
+    const te_status opened = te__comm_adopt(comm, native, ctx);
+    te_status status = te__comm_agree(comm, &config, opened, ctx);
     if (status == TE_OK) status = te__comm_split_grid(comm, &config, ctx);
     return te__comm_finish_create(comm, status, ctx);
 }

@@ -82,6 +82,7 @@ struct te__overlap_memory;
 typedef struct te_group {
     const char *name; /* "world", "tensor", "copies", "data", "context", "pipeline", "embedding" */
     int rank, size;
+    int hosts;                     /* the number of hosts on which the ranks of the group run */
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
     /* CUDA: symmetric memory, i.e. memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h);
@@ -89,6 +90,9 @@ typedef struct te_group {
     struct te_peer_memory *peers;
     /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
     struct te__overlap_memory *memory;
+    /* The data group, if config.hierarchical is set and the group spans hosts: the ranks of this group on this rank's
+     * host, and those that have the same number among the ranks of their hosts; null: none (te__group_reduce_levels) */
+    const struct te_group *in_host, *across_hosts;
     struct te_comm *comm;
 } te_group;
 
@@ -97,6 +101,9 @@ typedef struct te_comm {
     /* pipeline: the ranks of all stages that have the same ranks in their tensor and data groups; embedding: the first
      * and the last of these, or on another stage this rank alone */
     te_group world, tensor, copies, data, context, pipeline, embedding;
+    te_group in_host, across_hosts; /* te_group.in_host and te_group.across_hosts of the data group */
+    int host;       /* the number of this rank's host, from 0 to world.hosts - 1, in the order of their first ranks */
+    int *host_of;   /* [world.size]: the number of each rank's host */
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
@@ -112,7 +119,7 @@ typedef struct te_comm {
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {
-    static const te_group alone = {"one rank", 0, 1, 0, 0, 0, 0, 0};
+    static const te_group alone = {"one rank", 0, 1, 1, 0, 0, 0, 0, 0, 0, 0};
     return &alone;
 }
 TE_API const te_group *te_tensor_group(const te_context *ctx) {
@@ -143,12 +150,12 @@ TE_API const te_group *te_embedding_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->embedding : te__group_of_one();
 }
 
-enum { TE__COMM_GROUPS = 7 };
+enum { TE__COMM_GROUPS = 9 };
 /* Return one of the groups, 0 to TE__COMM_GROUPS - 1. The world group, from which the others are split, is the last. */
 TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
-    te_group *const groups[TE__COMM_GROUPS] = {&comm->embedding, &comm->pipeline, &comm->context,
-                                               &comm->data,      &comm->copies,   &comm->tensor,
-                                               &comm->world};
+    te_group *const groups[TE__COMM_GROUPS] = {&comm->across_hosts, &comm->in_host, &comm->embedding,
+                                               &comm->pipeline,     &comm->context, &comm->data,
+                                               &comm->copies,       &comm->tensor,  &comm->world};
     return groups[i];
 }
 
@@ -197,10 +204,39 @@ TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void 
     if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
     return g->transport->reduce_scatter(g, y, x, count, dtype, ctx);
 }
+/* An all-reduce in two levels, over a group whose N ranks run on H hosts, m ranks on each:
+ *   1. the ranks of a host sum their x by a reduce-scatter, after which each has the sums of 1 / m of the elements;
+ *   2. the ranks that have the same elements sum these over the hosts, by an all-reduce;
+ *   3. an all-gather within the host passes the sums on.
+ * So each element is first summed over the ranks of each host, then over the hosts, each in the order in which the
+ * transport sums over a group of this size. This order depends only on `count` and on which ranks are on which host, so
+ * every run has the same bits. A host sends 2 (H - 1) / H times the bytes of x to other hosts; in a ring of all ranks
+ * it would send 2 (N - 1) / N times as many, and by recursive doubling m log2(H) times. The last elements, fewer than
+ * TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
+enum { TE__LEVELS_ALIGN = 128, TE__LEVELS_MAX_SHARD = 1 << 27 };
+TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
+                                         te_context *ctx) {
+    const te_group *in = g->in_host;
+    const int64_t size = (int64_t)te_dtype_bytes(dtype), unit = in->size * TE__LEVELS_ALIGN;
+    int64_t at = 0;
+    for (int64_t shard; count - at >= unit; at += in->size * shard) {
+        shard = te_min((count - at) / unit * TE__LEVELS_ALIGN, TE__LEVELS_MAX_SHARD);
+        char *const sums = (char *)y + at * size, *const own = sums + in->rank * shard * size;
+        TE_TRY(in->transport->reduce_scatter(in, own, (const char *)x + at * size, shard, dtype, ctx));
+        TE_TRY(g->across_hosts->transport->all_reduce(g->across_hosts, own, own, shard, dtype, ctx));
+        TE_TRY(in->transport->all_gather(in, sums, own, shard, dtype, ctx));
+    }
+    if (at == count) return TE_OK;
+    return g->transport->all_reduce(g, (char *)y + at * size, (const char *)x + at * size, count - at, dtype, ctx);
+}
+/* Tensors of fewer bytes are summed in one level: their time is the latency, and two levels take three collectives. */
+enum { TE__LEVELS_MIN_BYTES = 1 << 20 };
 TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
     TE_TRY(te__check_group(g, y, x, count, "all_reduce", ctx));
     if (!g->transport || !count) return te__group_copy(y, x, count, dtype, ctx);
+    if (g->in_host && count >= TE__LEVELS_MIN_BYTES / (int64_t)te_dtype_bytes(dtype))
+        return te__group_reduce_levels(g, y, x, count, dtype, ctx);
     return g->transport->all_reduce(g, y, x, count, dtype, ctx);
 }
 

@@ -351,14 +351,14 @@ static te_status run_refuse(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *mode = argc > 1 ? argv[1] : "sums", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const char *mode = argc > 1 ? argv[1] : "sums";
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
     config.tensor = config.copies = argc > 2 ? atoi(argv[2]) : 1;
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) status = !strcmp(mode, "sums") ? run_sums() : !strcmp(mode, "leave") ? run_leave() : run_refuse();
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));

@@ -275,13 +275,12 @@ static te_status prints(const te_plan *plan, const char *words) {
 }
 
 int main(int argc, char **argv) {
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
     if (argc != 2) return fprintf(stderr, "context RANKS\n"), 2;
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.context = atoi(argv[1]);
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
 #define CHECK(name, ...) \
     if (status == TE_OK) status = check(name##_plan());

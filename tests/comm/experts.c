@@ -449,13 +449,13 @@ static te_status run(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *from = argc > 1 ? argv[1] : getenv("TE_SEED");
+    const char *from = argc > 1 ? argv[1] : getenv("TE_SEED");
     int rank, size;
     seed = from ? strtoull(from, 0, 10) : 1;
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size, config.overlap_bytes = MAX_TOKENS * HIDDEN * 4;
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK && comm.tensor.transport && !TE_CUDA) {
         static te_transport counting;

@@ -277,7 +277,6 @@ static te_status run(int kv) {
 }
 
 int main(int argc, char **argv) {
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
     if (argc < 2) return fprintf(stderr, "layers FOLDER [KV]\n"), 2;
     const int kv = argc > 2 ? atoi(argv[2]) : 4;
@@ -286,7 +285,7 @@ int main(int argc, char **argv) {
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size, config.copies = size > kv ? size / kv : 1;
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) status = run(kv);
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));

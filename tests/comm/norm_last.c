@@ -214,13 +214,12 @@ static te_status run(void) {
 }
 
 int main(void) {
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.tensor = size;
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) status = run();
     const te_peer_memory *peers = status == TE_OK ? te_tensor_group(&ctx)->peers : 0;

@@ -335,7 +335,6 @@ static te_status run_patterns(int iterations, int64_t *compared, int64_t *wrong)
 int main(int argc, char **argv) {
     const int iterations = argc > 1 ? atoi(argv[1]) : 200, required = argc > 2 && !strcmp(argv[2], "peers");
     const int patterns = argc > 3 && !strcmp(argv[3], "patterns");
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
@@ -343,7 +342,7 @@ int main(int argc, char **argv) {
     config.file = getenv("RANKS_FILE"), config.tensor = size, config.peer_bytes = 8 << 20;
     if (getenv("RANKS_ALL_REDUCE")) config.all_reduce = (te_all_reduce_algorithm)atoi(getenv("RANKS_ALL_REDUCE"));
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
-    te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&here, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
     here.gemm_custom = patterns && getenv("RANKS_GEMM_CUSTOM") ? atoi(getenv("RANKS_GEMM_CUSTOM")) : here.gemm_custom;
     if (status == TE_OK) status = patterns ? run_patterns(iterations, &compared, &wrong) : run(iterations, &compared, &wrong);

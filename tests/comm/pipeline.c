@@ -234,7 +234,7 @@ static te_status bytes(void) {
 }
 
 int main(int argc, char **argv) {
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK"), *mode = argc > 1 ? argv[1] : "";
+    const char *mode = argc > 1 ? argv[1] : "";
     const int runs = !strcmp(mode, "run") && argc == 5, has_models = !strcmp(mode, "models") && argc == 3;
     const int leaves = !strcmp(mode, "leave"), stalls = !strcmp(mode, "stall");
     int rank, size;
@@ -243,7 +243,7 @@ int main(int argc, char **argv) {
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE"), config.pipeline = runs ? atoi(argv[2]) : size;
     if (leaves || stalls) config.timeout = 2;
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK && runs) {
         status = groups();

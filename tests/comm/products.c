@@ -287,7 +287,6 @@ static te_status run(int iterations, int64_t *compared, int64_t *wrong, int must
 
 int main(int argc, char **argv) {
     const int iterations = argc > 1 ? atoi(argv[1]) : 20, must = argc > 2, leave = argc > 3;
-    const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int64_t compared = 0, wrong = 0;
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
@@ -298,7 +297,7 @@ int main(int argc, char **argv) {
     /* [config] */
     config.peer_bytes = config.overlap_bytes; /* so that all sums are in the order of the ranks, as overlapped ones are */
     if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
-    te_status status = te_context_create(&here, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&here, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &here);
     here.gemm_custom = 2;
     if (status == TE_OK) status = run(iterations, &compared, &wrong, must, leave);

@@ -498,7 +498,7 @@ static te_status run_without(int leaves, int from) { /* from: the collective fro
 }
 
 int main(int argc, char **argv) {
-    const char *mode = argc > 1 ? argv[1] : "ops", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const char *mode = argc > 1 ? argv[1] : "ops";
     frozen = argc > 3 && !strcmp(argv[3], "frozen");
     const int number = argc > 2 ? atoi(argv[2]) : 1, absent = !strcmp(mode, "absent"),
               fails = absent || !strcmp(mode, "stall") || !strcmp(mode, "leave");
@@ -509,7 +509,7 @@ int main(int argc, char **argv) {
     config.tensor = !strcmp(mode, "gpt") ? number : fails ? 1 : size;
     if (fails) config.timeout = number;
     if (absent) config.peer_bytes = 0; /* all collectives go through NCCL */
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "ops")) status = run_ops();

@@ -628,7 +628,7 @@ static te_status run_refuse(void) { /* 2 ranks, which are replicas */
 }
 
 int main(int argc, char **argv) {
-    const char *mode = argc > 1 ? argv[1] : "states", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const char *mode = argc > 1 ? argv[1] : "states";
     const int number = argc > 2 ? atoi(argv[2]) : 1;
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
@@ -636,7 +636,7 @@ int main(int argc, char **argv) {
     config.file = getenv("RANKS_FILE");
     config.tensor = !strcmp(mode, "vocabulary") ? size : !strcmp(mode, "refuse") ? 1 : number;
     config.copies = !strcmp(mode, "train") ? COPIES(config.tensor) : 1;
-    te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+    te_status status = te_context_create(&ctx, TE_CUDA ? te_comm_local_rank_from_env() : 0, 3);
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
     if (status == TE_OK) {
         if (!strcmp(mode, "states")) status = argc < 4 ? TE_ERROR_VALUE : run_states(argv[3]);

@@ -4,7 +4,10 @@
  *     start missing    rank 0 of two, whose rank 1 does not come
  *     start no_file    rank 1 of two, whose rank 0 does not come
  *     start dead       rank 1 of two, with the id of a rank 0 that was killed
+ *     start address    rank 0 of two by an address, whose rank 1 does not come; then rank 1, whose rank 0 does not come
+ *     start same       two ranks by an address, on one GPU: they meet, and NCCL, which wants a GPU for each, refuses them
  */
+#include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,11 +87,45 @@ static int make_dead_file(void) {
     }
     return child < 0 || waitpid(child, &status, 0) != child || !WIFSIGNALED(status);
 }
+/* A port of this machine on which nobody listens. */
+static void free_address(char address[32]) {
+    struct sockaddr_in at;
+    socklen_t length = sizeof at;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    memset(&at, 0, sizeof at);
+    at.sin_family = AF_INET, at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at) || getsockname(fd, (struct sockaddr *)&at, &length)) exit(2);
+    (void)close(fd);
+    snprintf(address, 32, "127.0.0.1:%d", ntohs(at.sin_port));
+}
+static te_comm_config by_address(int rank, const char *address) {
+    te_comm_config c = config_of(rank, 2);
+    c.file = 0, c.address = address, c.secret = "a secret of this test";
+    return c;
+}
+static int not_by_address(const char *address) {
+    const te_comm_config first = by_address(0, address), second = by_address(1, address);
+    return ends(&first, "rank 1 has not come to rank 0 within 4 seconds", 1) || ends(&second, "rank 0 has not listened at config.address", 1);
+}
+/* child: the process of rank 1. Both must come as far as NCCL, whose error, if any, is not the library's of a start by an address. */
+static int same_device(const char *address, pid_t child) {
+    const te_comm_config config = by_address(child ? 0 : 1, address);
+    const te_status status = te_comm_create(&comm, &config, &ctx);
+    printf("rank %d: %s: %s\n", config.rank, te_status_string(status), status == TE_OK ? "" : te_last_error(&ctx));
+    fflush(stdout);
+    if (status != TE_OK && !strstr(te_last_error(&ctx), "ncclCommInitRankConfig") && !strstr(te_last_error(&ctx), "rank 0 of 2: ") &&
+        !strstr(te_last_error(&ctx), "rank 1 of 2: ")) return fails("they have not met");
+    int ended = 0;
+    return child && (waitpid(child, &ended, 0) != child || ended);
+}
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     const int fd = mkstemp(file);
     if (fd < 0 || close(fd) || remove(file)) return 2;
     if (!strcmp(mode, "dead") && make_dead_file()) return puts("FAIL: no id"), 1;
+    char address[32];
+    free_address(address);
+    const pid_t child = strcmp(mode, "same") ? 1 : fork(); /* before CUDA is initialised */
     if (te_context_create(&ctx, 0, 1) != TE_OK) return puts(te_last_error(&ctx)), 77;
     int failed = 2;
     const te_comm_config first = config_of(0, 2), second = config_of(1, 2);
@@ -97,6 +134,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(mode, "missing")) failed = ends(&first, "another rank has not come within 4 seconds", 2 * TIMEOUT);
     else if (!strcmp(mode, "no_file")) failed = ends(&second, "rank 0 has not made it", 1);
     else if (!strcmp(mode, "dead")) failed = ends(&second, "te_comm_create", 2 * TIMEOUT);
+    else if (!strcmp(mode, "address")) failed = not_by_address(address);
+    else if (!strcmp(mode, "same")) failed = same_device(address, child);
     (void)remove(file);
     if (!failed) printf("ok: %s\n", mode);
     fflush(stdout);

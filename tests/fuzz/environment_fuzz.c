@@ -5,7 +5,8 @@
 #include "te/te.h"
 
 static const char *const names[] = {"RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
-                                    "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "LOCAL_RANK"};
+                                    "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                    "MPI_LOCALRANKID", "SLURM_LOCALID"};
 enum { NAMES = sizeof names / sizeof *names, TEXT = 64 };
 
 /* The number that a text of digits alone is, by another way than the library's; -1: none. */
@@ -41,5 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n) {
     if (!l) return 0;
     const int is = number_of(getenv(l->rank)), of = number_of(getenv(l->size)), good = is >= 0 && is < of;
     if (rank != (good ? is : -1) || size != (good ? of : -1)) abort();
+    const char *const local = getenv(l->local);
+    if (te_comm_local_rank_from_env() != number_of(local && *local ? local : getenv(l->rank))) abort();
     return 0;
 }

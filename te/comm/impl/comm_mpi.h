@@ -6,7 +6,7 @@
 #define TE_COMM_HOST_H
 
 #include "../../core/rank_group.h" /* te_comm, te_group */
-#include "comm_start.h"            /* te__comm_compare */
+#include "comm_start.h"            /* te__comm_start, te__comm_says */
 
 #ifdef TE_COMM
 #ifndef OMPI_SKIP_MPICXX
@@ -220,9 +220,9 @@ TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_conte
     return te__mpi_status(g, MPI_Comm_size(comm, &g->size), "MPI_Comm_size", ctx);
 }
 /* Opens the world group, which consists of all processes that mpirun started. */
-TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
+TE_API te_status te__comm_world(te_comm *comm, const te__comm_start *start, te_context *ctx) {
     int is_initialized = 0, is_finalized = 0;
-    (void)file;
+    (void)start;
     (void)MPI_Finalized(&is_finalized);
     TE_REQUIRE(!is_finalized, ctx, TE_ERROR_STATE, "te_comm_create: MPI is finalized, and cannot be initialised again");
     TE_TRY(te__mpi_status(&comm->world, MPI_Initialized(&is_initialized), "MPI_Initialized", ctx));
@@ -237,24 +237,13 @@ TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx
                comm->world.size, rank, size);
     return TE_OK;
 }
-/* Called by all ranks that have opened the world group. mine: the sizes in this rank's config; status: whether this
- * rank accepts its config. If a rank does not accept its config, or has other sizes than rank 0, all ranks return an
- * error; otherwise they would wait for each other in collectives that some of them do not call. */
-TE_API te_status te__comm_agree(te_comm *comm, te__comm_says mine, te_status status, te_context *ctx) {
+/* Gathers the replies of all ranks, says[size]; on entry this rank has filled in its own element. */
+TE_API te_status te__comm_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
     const te_group *w = &comm->world;
     MPI_Request request;
-    if (!w->handle || comm->failed) return status;
-    mine.accepts = status == TE_OK;
-    te__comm_says *all = (te__comm_says *)malloc((size_t)w->size * sizeof mine);
-    if (!all) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    enum { NUMBERS = sizeof mine / sizeof(int32_t) };
-    const int error = MPI_Iallgather(&mine, NUMBERS, MPI_INT32_T, all, NUMBERS, MPI_INT32_T,
+    const int error = MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, says, (int)sizeof *says, MPI_BYTE,
                                      ((const te__mpi *)w->handle)->comm, &request);
-    const te_status gathered = te__mpi_wait(w, error, &request, "te_comm_create", NUMBERS, ctx);
-    if (gathered != TE_OK) return status == TE_OK ? gathered : status; /* `all` is not freed: MPI may write to it */
-    status = te__comm_compare(all, w->size, status, ctx);
-    free(all);
-    return status;
+    return te__mpi_wait(w, error, &request, "te_comm_create", (int64_t)sizeof *says, ctx);
 }
 /* Makes the caller's MPI communicator `native` the world group. If MPI is not initialised, or `native` is
  * MPI_COMM_NULL, MPI would end the process, so both are checked first. */

@@ -9,7 +9,8 @@
 
 #include "../../core/rank_group.h"       /* te_comm, te_group */
 #include "../../core/target.h"      /* te__cuda_call */
-#include "comm_start.h"            /* te__id_file_write, te__id_file_read, te__comm_compare */
+#include "comm_address.h"          /* te__address_pass */
+#include "comm_start.h"            /* te__id_file_write, te__id_file_read, te__comm_says */
 #include "symmetric_memory_cuda.h" /* te__peer_memory_open, te__overlap_memory_open, te__comm_wait_stream */
 
 #ifdef TE_COMM
@@ -161,29 +162,40 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     free(part);
     return TE_OK;
 }
-TE_API te_status te__comm_world(te_comm *comm, const char *file, te_context *ctx) {
+/* Passes the id of rank 0 to all ranks, by the address or by the file. *has_file: whether this rank has made the file,
+ * which it must remove. */
+TE_API te_status te__nccl_pass_id(ncclUniqueId *id, int *has_file, const te_group *w, const te__comm_start *start,
+                                  te_context *ctx) {
+    if (!w->rank) TE_TRY(te__nccl_status(w, ncclGetUniqueId(id), "ncclGetUniqueId", ctx));
+    if (w->size == 1) return TE_OK;
+    if (start->address) return te__address_pass(id, sizeof *id, start, ctx);
+    TE_REQUIRE(start->file, ctx, TE_ERROR_NULL, "te_comm_create: config.file and config.address are null, with %d "
+               "ranks", w->size);
+    if (w->rank) return te__id_file_read(id, sizeof *id, start->file, start->timeout, ctx);
+    TE_TRY(te__id_file_write(id, sizeof *id, start->file, start->timeout, ctx));
+    *has_file = 1;
+    return TE_OK;
+}
+TE_API te_status te__comm_world(te_comm *comm, const te__comm_start *start, te_context *ctx) {
     te_group *w = &comm->world;
     ncclUniqueId id;
+    int has_file = 0;
     const double since = te__seconds();
     TE_REQUIRE(w->rank >= 0 && w->rank < w->size, ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d", w->rank,
                w->size);
-    TE_REQUIRE(file || w->size == 1, ctx, TE_ERROR_NULL, "te_comm_create: config.file is null, with %d ranks", w->size);
-    const int has_file = !w->rank && w->size > 1;
-    if (!w->rank) TE_TRY(te__nccl_status(w, ncclGetUniqueId(&id), "ncclGetUniqueId", ctx));
-    if (has_file) TE_TRY(te__id_file_write(&id, sizeof id, file, comm->timeout, ctx));
-    if (w->rank) TE_TRY(te__id_file_read(&id, sizeof id, file, comm->timeout, ctx));
+    TE_TRY(te__nccl_pass_id(&id, &has_file, w, start, ctx));
     comm->closes = 1;
     const te_status status = te__nccl_meet(comm, id, since, ctx);
     /* the file can be removed now, because all ranks have read it or have given up */
-    if (has_file) te__id_file_remove(&id, sizeof id, file);
+    if (has_file) te__id_file_remove(&id, sizeof id, start->file);
     TE_TRY(status);
     return te__comm_split(w, w, 0, w->rank, ctx);
 }
-/* Gathers the replies of all ranks about their configs, says[size]; on entry this rank has filled in its own element.
- * After an error the device memory is not freed, because NCCL may still write to it. */
-TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
+/* Gathers the replies of all ranks, says[size]; on entry this rank has filled in its own element. After an error the
+ * device memory is not freed, because NCCL may still write to it. */
+TE_API te_status te__comm_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
     const te_group *w = &comm->world;
-    const ncclComm_t meeting = (ncclComm_t)comm->meeting;
+    const ncclComm_t nccl = (ncclComm_t)(comm->meeting ? comm->meeting : w->handle);
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
     const size_t bytes = (size_t)w->size * sizeof *says;
     void *on_device = 0;
@@ -191,28 +203,13 @@ TE_API te_status te__nccl_gather_says(te_comm *comm, te__comm_says *says, te_con
     te__comm_says *const mine = (te__comm_says *)on_device + w->rank;
     TE_TRY(te__cuda_status(ctx, cudaMemcpyAsync(mine, &says[w->rank], sizeof *mine, cudaMemcpyHostToDevice, stream),
                            "te_comm_create"));
-    TE_TRY(te__nccl_status(w, ncclAllGather(mine, on_device, sizeof *mine, ncclInt8, meeting, stream), "ncclAllGather",
+    TE_TRY(te__nccl_status(w, ncclAllGather(mine, on_device, sizeof *mine, ncclInt8, nccl, stream), "ncclAllGather",
                            ctx));
-    TE_TRY(te__nccl_wait(w, meeting, te__seconds(), "te_comm_create", ctx));
+    TE_TRY(te__nccl_wait(w, nccl, te__seconds(), "te_comm_create", ctx));
     TE_TRY(te__comm_wait_stream(w, "te_comm_create", ctx));
     TE_TRY(te__cuda_status(ctx, cudaMemcpy(says, on_device, bytes, cudaMemcpyDeviceToHost), "te_comm_create"));
     te_release(ctx, on_device);
     return TE_OK;
-}
-/* Called by all ranks after comm->meeting, the communicator of all ranks, has been opened. mine: the sizes in this
- * rank's config; status: whether this rank accepts its config. If a rank does not accept its config, or has other sizes
- * than rank 0, all ranks return an error; otherwise they would wait for each other in collectives that some of them do
- * not call. */
-TE_API te_status te__comm_agree(te_comm *comm, te__comm_says mine, te_status status, te_context *ctx) {
-    const te_group *w = &comm->world;
-    if (!w->handle || comm->failed) return status;
-    te__comm_says *says = (te__comm_says *)calloc((size_t)w->size, sizeof *says);
-    if (!says) return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate for %d ranks", w->size);
-    says[w->rank] = mine, says[w->rank].accepts = status == TE_OK;
-    const te_status gathered = te__nccl_gather_says(comm, says, ctx);
-    status = status == TE_OK && gathered != TE_OK ? gathered : te__comm_compare(says, w->size, status, ctx);
-    free(says);
-    return status;
 }
 /* Closes comm->meeting, after all groups have been split from it. */
 TE_API te_status te__comm_end_start(te_comm *comm, te_context *ctx) {

@@ -1,5 +1,6 @@
 /* comm_start.h -- the start of a communicator, as far as it needs neither NCCL nor MPI: the file by which rank 0 passes
- * NCCL's unique id to the other ranks, and the comparison of the ranks' replies about their configs.
+ * NCCL's unique id to the other ranks, the comparison of the ranks' replies about their configs, the hosts on which the
+ * ranks run, and which ranks form which group.
  *
  * Do this, on rank 0 and on the other ranks:
  *     TE_TRY(te__id_file_write(&id, sizeof id, file, timeout, ctx));   // then te__id_file_remove, when all have come
@@ -11,8 +12,9 @@
  *
  * If rank 0 is killed before all ranks have come, the file stays. A later run recognises such a file by its age: a
  * running rank 0 removes its file after its timeout at the latest, so an older file must come from a run that was
- * killed. It also recognises the file by the name of the run (te__run_name). Rank 0 replaces a file that is too old;
- * the other ranks wait until rank 0 has made another file.
+ * killed. For this the clocks of all hosts and of the file's server must agree to within the timeout. A later run also
+ * recognises the file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the other
+ * ranks wait until rank 0 has made another file.
  */
 #ifndef TE_COMM_START_H
 #define TE_COMM_START_H
@@ -20,6 +22,7 @@
 #include <poll.h>     /* poll */
 #include <stdlib.h>   /* getenv */
 #include <sys/stat.h> /* fstat */
+#include <sys/utsname.h> /* uname */
 #include <time.h>     /* time, clock_gettime, timespec_get */
 
 #include "../../core/impl/file.h" /* lstat, open, write, geteuid */
@@ -27,13 +30,22 @@
 
 enum {
     TE__ID_FILE_BYTES = 1024, /* the largest size of a unique id, in bytes; NCCL's has 128 */
-    TE__ID_FILE_RUN = 128     /* the largest size of the name of a run, in bytes, with the terminating 0 */
+    TE_COMM_RUN_NAME = 128    /* the largest size of the name of a run, in bytes, with the terminating 0 */
 };
+
+/* How the ranks find each other: by a file or by an address of rank 0, and this rank. */
+typedef struct te__comm_start {
+    const char *file;
+    const char *address; /* "host:port"; a literal IPv6 address stands in brackets, as in "[::1]:29510" */
+    const char *secret;  /* for the address */
+    double timeout;
+    int rank, size;
+} te__comm_start;
 
 /* The content of the file. bytes: the size of the id; end: the same number again. As long as the file is not
  * completely written, `end` is missing. */
 typedef struct te__id_file {
-    char magic[16], run[TE__ID_FILE_RUN];
+    char magic[16], run[TE_COMM_RUN_NAME];
     uint32_t bytes;
     unsigned char id[TE__ID_FILE_BYTES];
     uint32_t end;
@@ -54,24 +66,27 @@ TE_API double te__seconds(void) {
 }
 TE_API void te__sleep_1ms(void) { (void)poll(0, 0, 1); }
 
-/* Stores a name that is the same on all ranks of a run and differs between runs. It consists of environment variables
- * of the launcher; if the launcher has set none of them, the name is "". */
-TE_API void te__run_name(char name[TE__ID_FILE_RUN]) {
+/* Stores a name that is the same on all ranks of a run, on all hosts, and differs between runs; it can be part of a
+ * file's name. It consists of environment variables of the launcher; if the launcher has set none of them, the name is
+ * "". */
+TE_API void te_comm_run_name(char name[TE_COMM_RUN_NAME]) {
     static const char *const variables[][3] = {{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"},
                                                {"PMIX_NAMESPACE", 0, 0},
                                                {"OMPI_MCA_ess_base_jobid", 0, 0},
                                                {"PMI_JOBID", 0, 0},
                                                {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}};
-    memset(name, 0, TE__ID_FILE_RUN);
+    memset(name, 0, TE_COMM_RUN_NAME);
     for (size_t i = 0; i < sizeof variables / sizeof variables[0] && !*name; i++) {
         size_t n = 0;
         const char *first = getenv(variables[i][0]);
-        for (int k = 0; first && *first && k < 3 && variables[i][k] && n < TE__ID_FILE_RUN - 1; k++) {
+        for (int k = 0; first && *first && k < 3 && variables[i][k] && n < TE_COMM_RUN_NAME - 1; k++) {
             const char *text = getenv(variables[i][k]);
-            const int put = snprintf(name + n, TE__ID_FILE_RUN - n, "%s%.40s", k ? "." : "", text ? text : "");
+            const int put = snprintf(name + n, TE_COMM_RUN_NAME - n, "%s%.40s", k ? "." : "", text ? text : "");
             n += (size_t)te_max(put, 0);
         }
     }
+    for (char *c = name; *c; c++)
+        if (*c == '/') *c = '_';
 }
 
 /* ---- rank 0 ------------------------------------------------------------------------------------------------------ */
@@ -107,7 +122,7 @@ TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *fil
     TE_TRY(te__id_file_replace(file, timeout, ctx));
     memset(&f, 0, sizeof f);
     memcpy(f.magic, te__id_file_magic, sizeof f.magic), memcpy(f.id, id, bytes);
-    te__run_name(f.run), f.bytes = f.end = (uint32_t)bytes;
+    te_comm_run_name(f.run), f.bytes = f.end = (uint32_t)bytes;
     /* O_EXCL follows no symbolic link, and fails if another process has made the file in the meantime. */
     const int fd = open(file, O_WRONLY | O_CREAT | O_EXCL, 0600);
     TE_REQUIRE(fd >= 0, ctx, TE_ERROR_IO, "te_comm_create: cannot make config.file %.120s: %s", file, strerror(errno));
@@ -133,7 +148,7 @@ TE_API void te__id_file_remove(const void *id, size_t bytes, const char *file) {
 TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char *file, double timeout,
                                  te_context *ctx) {
     struct stat link, info;
-    char run[TE__ID_FILE_RUN];
+    char run[TE_COMM_RUN_NAME];
     *waits = "rank 0 has not made it";
     if (lstat(file, &link)) return TE_OK;
     TE_REQUIRE(S_ISREG(link.st_mode), ctx, TE_ERROR_IO,
@@ -157,7 +172,7 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
     TE_REQUIRE(!memcmp(f->magic, te__id_file_magic, sizeof f->magic) && f->bytes == f->end &&
                    f->bytes <= sizeof f->id && memchr(f->run, 0, sizeof f->run), ctx, TE_ERROR_FORMAT,
                "te_comm_create: config.file %.120s holds no unique id", file);
-    te__run_name(run);
+    te_comm_run_name(run);
     *waits = "it was left by an earlier run: it is older than the timeout";
     if (te__id_file_is_old(&info, timeout)) return TE_OK;
     *waits = "it is of another run, by the launcher's name of it";
@@ -185,26 +200,127 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
-/* A rank's reply about its config. accepts: 1: the rank accepts its config; sizes: the members tensor, copies,
- * context and pipeline of its te_comm_config. */
-enum { TE__COMM_SIZES = 4 };
-typedef struct te__comm_says { int32_t accepts, sizes[TE__COMM_SIZES]; } te__comm_says;
+/* A rank's reply about its config and its host. accepts: 1: the rank accepts its config; numbers: the members of its
+ * te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
+ * (te__says_host); name: the beginning of the host's name. The struct has no padding. */
+enum { TE__COMM_NUMBERS = 6 };
+typedef struct te__comm_says {
+    int32_t accepts, numbers[TE__COMM_NUMBERS];
+    uint64_t host;
+    char name[32];
+} te__comm_says;
 
 /* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another size than rank 0
  * in it, all ranks return the same error; but a rank that already has an error, `status`, returns that error. */
 TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
-    static const char *const names[TE__COMM_SIZES] = {"tensor", "copies", "context", "pipeline"};
+    static const char *const names[TE__COMM_NUMBERS] = {"tensor",   "copies",              "context",
+                                                        "pipeline", "tensor_across_hosts", "hierarchical"};
     int refuses = -1;
     for (int i = size - 1; i >= 0; i--)
         if (!says[i].accepts) refuses = i;
     if (status == TE_OK && refuses >= 0)
         return te_fail(ctx, TE_ERROR_VALUE, "te_comm_create: rank %d of %d refuses its config", refuses, size);
-    for (int k = 0; status == TE_OK && k < TE__COMM_SIZES; k++)
+    for (int k = 0; status == TE_OK && k < TE__COMM_NUMBERS; k++)
         for (int i = 1; i < size; i++)
-            TE_REQUIRE(says[i].sizes[k] == says[0].sizes[k], ctx, TE_ERROR_VALUE,
+            TE_REQUIRE(says[i].numbers[k] == says[0].numbers[k], ctx, TE_ERROR_VALUE,
                        "te_comm_create: config.%s is %d on rank 0, and %d on rank %d", names[k],
-                       (int)says[0].sizes[k], (int)says[i].sizes[k], i);
+                       (int)says[0].numbers[k], (int)says[i].numbers[k], i);
     return status;
+}
+
+/* ---- hosts ------------------------------------------------------------------------------------------------------- */
+
+/* Sets the members host and name of this rank's reply. Two ranks are on one host if the operating system has the same
+ * boot id, a random number that Linux draws when it starts, and the hosts have the same name: containers of one machine
+ * have the same boot id but, as a rule, cannot map each other's memory. name: config.host; null: the system's. */
+TE_API void te__says_host(te__comm_says *mine, const char *name) {
+    char text[64] = "";
+    struct utsname system;
+    uint64_t hash = 1469598103934665603u; /* FNV-1a */
+    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY);
+    const ssize_t n = fd >= 0 ? read(fd, text, sizeof text) : 0;
+    if (fd >= 0) (void)close(fd);
+    if (!name) name = uname(&system) < 0 ? "" : system.nodename;
+    for (ssize_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)text[i]) * 1099511628211u;
+    for (const char *c = name; *c; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211u;
+    mine->host = hash;
+    snprintf(mine->name, sizeof mine->name, "%.31s", name);
+}
+/* Numbers the hosts in the order of their first ranks: host_of[size] gets the number of each rank's host. Returns the
+ * number of hosts. */
+TE_API int te__hosts_number(int *host_of, const te__comm_says *says, int size) {
+    int hosts = 0;
+    for (int r = 0; r < size; r++) {
+        int first = 0;
+        while (says[first].host != says[r].host) first++;
+        host_of[r] = first == r ? hosts++ : host_of[first];
+    }
+    return hosts;
+}
+
+/* The grid of the ranks: te_comm_config.tensor, copies, context and pipeline, and the number of all ranks. */
+typedef struct te__grid {
+    int tensor, copies, context, pipeline, size;
+    const int *host_of; /* [size]: the number of each rank's host */
+    int *seen;          /* [size]: scratch */
+} te__grid;
+
+/* Each of the functions te__<name>_group_of returns the number of the group to which rank r of the world belongs, among
+ * the groups of this kind. te__grid_group makes the groups from these numbers. */
+typedef int (*te__group_of_fn)(const te__grid *grid, int r);
+
+TE_API int te__tensor_group_of(const te__grid *grid, int r) { return r / grid->tensor; }
+TE_API int te__copies_group_of(const te__grid *grid, int r) { return r / grid->copies; }
+TE_API int te__data_group_of(const te__grid *grid, int r) {
+    const int ranks = grid->size / grid->pipeline;
+    return r / ranks * grid->tensor + r % grid->tensor;
+}
+/* Rank d of a data group is rank d % context of its context group. */
+TE_API int te__context_group_of(const te__grid *grid, int r) {
+    return r / (grid->tensor * grid->context) * grid->tensor + r % grid->tensor;
+}
+TE_API int te__pipeline_group_of(const te__grid *grid, int r) { return r % (grid->size / grid->pipeline); }
+/* A rank of a stage that is neither the first nor the last is a group by itself. */
+TE_API int te__embedding_group_of(const te__grid *grid, int r) {
+    const int ranks = grid->size / grid->pipeline, stage = r / ranks;
+    return grid->pipeline > 1 && (!stage || stage == grid->pipeline - 1) ? r % ranks : r;
+}
+/* The ranks of a data group on one host. */
+TE_API int te__in_host_group_of(const te__grid *grid, int r) {
+    return te__data_group_of(grid, r) * grid->size + grid->host_of[r];
+}
+/* The ranks of a data group that have the same number among the ranks of it on their host. */
+TE_API int te__across_hosts_group_of(const te__grid *grid, int r) {
+    int number = 0;
+    for (int i = 0; i < r; i++) number += te__in_host_group_of(grid, i) == te__in_host_group_of(grid, r);
+    return te__data_group_of(grid, r) * grid->size + number;
+}
+/* Sets *size to the number of ranks in the group of rank r, and *hosts to the number of hosts on which they run.
+ * Returns rank r's number in the group, whose ranks are in the order of their ranks in the world. */
+TE_API int te__grid_group(int *size, int *hosts, te__group_of_fn group_of, const te__grid *grid, int r) {
+    const int number = group_of(grid, r);
+    int rank = 0;
+    *size = *hosts = 0;
+    memset(grid->seen, 0, (size_t)grid->size * sizeof *grid->seen);
+    for (int i = 0; i < grid->size; i++) {
+        if (group_of(grid, i) != number) continue;
+        rank += i < r, *hosts += !grid->seen[grid->host_of[i]], (*size)++;
+        grid->seen[grid->host_of[i]] = 1;
+    }
+    return rank;
+}
+/* Returns whether all data groups span several hosts, and have the same number of ranks, at least two, on each of
+ * them. */
+TE_API int te__grid_has_levels(const te__grid *grid) {
+    int m = 0, size, hosts;
+    for (int r = 0; r < grid->size; r++) {
+        int count = 0;
+        for (int i = 0; i < grid->size; i++) count += te__in_host_group_of(grid, i) == te__in_host_group_of(grid, r);
+        if (!r) m = count;
+        if (count != m || m < 2) return 0;
+    }
+    (void)te__grid_group(&size, &hosts, te__data_group_of, grid, 0);
+    return size > m;
 }
 
 #endif

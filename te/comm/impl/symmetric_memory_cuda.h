@@ -1,6 +1,6 @@
 /* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank allocates its own
  * buffers, and maps those of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges. Either
- * all ranks of a group get symmetric memory or none does. No rank gets it if the processes are on different hosts,
+ * all ranks of a group get symmetric memory or none does. No rank gets it if the group spans hosts (te_group.hosts),
  * several ranks are in one process, or the devices cannot access each other; NCCL then does all collectives.
  *
  *   te_peer_memory       packet buffers for small collectives (symmetric_memory.h), by te__peer_memory_open
@@ -21,7 +21,6 @@
 #include <nccl.h>
 #include <pthread.h>
 #include <stddef.h> /* offsetof */
-#include <stdio.h>  /* fopen */
 #include <unistd.h> /* getpid */
 
 static_assert((int)TE_MAX_RANKS == (int)TE_PEER_MAX_RANKS, "both kinds of symmetric memory have the same limit");
@@ -184,22 +183,11 @@ typedef struct te_peer_info {
      * whether it has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
-    /* a hash of the operating system's boot id, which is the same for all processes on a host; 0: unknown */
-    uint64_t host;
     int64_t max_bytes, one_shot_bytes, reduce_bytes; /* the members of the rank's te_peer_memory with these names; they
                                                       * must be the same on all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
-TE_API uint64_t te__host_hash(void) {
-    char text[64] = "";
-    uint64_t hash = 1469598103934665603u; /* FNV-1a */
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "rb");
-    const size_t n = f ? fread(text, 1, sizeof text, f) : 0;
-    if (f) (void)fclose(f);
-    for (size_t i = 0; i < n; i++) hash = (hash ^ (uint8_t)text[i]) * 1099511628211u;
-    return n ? hash : 0;
-}
 /* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all others. Waits for all
  * ranks. Returns whether the exchange succeeded; if a rank has not come within the timeout, the communicator has
  * failed, and no device memory may be freed. staging: device memory for te_peer_info[size]. */
@@ -215,12 +203,11 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
-/* Return whether this rank can map the memory of the rank `other`: that rank must be another process on the same host,
- * have a buffer of the same size, and choose the same algorithms. */
+/* Return whether this rank can map the memory of the rank `other`, which is on the same host: it must be another
+ * process, have a buffer of the same size, and choose the same algorithms. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
-    return other->is_ready && local->host && other->host == local->host && other->process != local->process &&
-           other->max_bytes == local->max_bytes && other->one_shot_bytes == local->one_shot_bytes &&
-           other->reduce_bytes == local->reduce_bytes;
+    return other->is_ready && other->process != local->process && other->max_bytes == local->max_bytes &&
+           other->one_shot_bytes == local->one_shot_bytes && other->reduce_bytes == local->reduce_bytes;
 }
 /* Return whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
  * device memory for te_peer_info[size]. */
@@ -263,7 +250,7 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
                                te_context *ctx) {
     te_peer_info *local = &info[g->rank];
     int ok = te__peer_memory_allocate(p, local, g->rank);
-    local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
+    local->is_ready = ok, local->process = (int32_t)getpid();
     local->max_bytes = p->max_bytes, local->processors = ctx->processors;
     local->one_shot_bytes = p->one_shot_bytes, local->reduce_bytes = p->reduce_bytes;
     if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
@@ -283,7 +270,7 @@ TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_in
 TE_API te_status te__peer_memory_open(te_group *g, int64_t max_bytes, te_all_reduce_algorithm algorithm,
                                       te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS], *staging = 0;
-    if (max_bytes <= 0 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
+    if (max_bytes <= 0 || g->hosts > 1 || g->size < 2 || g->size > TE_PEER_MAX_RANKS) return TE_OK;
     te_peer_memory *p = (te_peer_memory *)calloc(1, sizeof *p);
     TE_REQUIRE(p, ctx, TE_ERROR_MEMORY, "te_comm_create: no memory");
     memset(info, 0, sizeof info);
@@ -314,7 +301,7 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     int ok = cudaMalloc((void **)&b->at[g->rank], bytes) == cudaSuccess &&
              cudaMemset(b->at[g->rank], 0, zero_bytes) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess &&
              cudaIpcGetMemHandle(&local->memory, b->at[g->rank]) == cudaSuccess;
-    local->is_ready = ok, local->process = (int32_t)getpid(), local->host = te__host_hash();
+    local->is_ready = ok, local->process = (int32_t)getpid();
     local->max_bytes = (int64_t)bytes;
     if (!te__peer_exchange_info(g, info, staging, ctx)) return 0;
     for (int r = 0; r < g->size; r++) ok &= r == g->rank || te__peer_can_map(local, &info[r]);
