@@ -307,7 +307,7 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
-    for (int i = 0; i < c->count; i++) TE_TRY(te__check_writable(c->models[i].model, "checkpoint", ctx));
+    for (int i = 0; i < c->count; i++) TE_TRY(te__check_not_mapped(c->models[i].model, "checkpoint", ctx));
     if (!c->force && !f->verified) TE_TRY(te_safetensors_verify(&file, ctx));
     TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
     if (!c->force) TE_TRY(te__checkpoint_check_plans(c, f, ctx));
