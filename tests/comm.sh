@@ -49,7 +49,7 @@ for mode in refused tensor native settings; do timeout 120 mpirun --oversubscrib
 timeout 60 mpirun --oversubscribe -n 2 "$work/create" counts >"$work/log" 2>&1 || true # MPI does not end well after this error
 grep -q "another rank may have another count, or another collective, with [0-9]* elements here" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 echo "counts that differ between ranks: the error names the count"
-for other in "--seed 2" "--lr 1e-2" "--accumulate 2" "--zero1" "--steps 4"; do
+for other in "--seed 2" "--lr 1e-2" "--accumulate 2" "--zero 1" "--steps 4"; do
     common=(--dp 2 --out "$work/others" --batch 2 --seq 16 --log 1 --validate 0 --sample 0 --steps 5)
     status=0
     # shellcheck disable=SC2086
@@ -134,17 +134,17 @@ train_gpt 1 2 gpt_bf16 --steps 8 --sums bf16
 alike gpt_one gpt_bf16 10 1e-4 "--dp 2 --sums bf16"
 for grid in "1 2" "1 4" "2 2 --sp"; do # sharded optimizer states
     read -r tp dp sp <<<"$grid"
-    train_gpt "$tp" "$dp" gpt_zero1 --steps 8 --zero1 $sp
-    alike gpt_one gpt_zero1 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero1"
+    train_gpt "$tp" "$dp" gpt_zero1 --steps 8 --zero 1 $sp
+    alike gpt_one gpt_zero1 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero 1"
 done
-for grid in "1 2 1" "1 4 1" "1 2 2 --zero1" "2 2 1 --sp"; do # context parallel: --tp, --cp, --dp
+for grid in "1 2 1" "1 4 1" "1 2 2 --zero 1" "2 2 1 --sp"; do # context parallel: --tp, --cp, --dp
     read -r tp cp dp option <<<"$grid"
     rm -rf "$work/gpt_context"
     context=$cp train_gpt "$tp" "$dp" gpt_context --steps 8 $option
     alike gpt_one gpt_context 10 1e-6 "--tp $tp --cp $cp --dp $dp${option:+ $option}"
 done
 train_gpt 1 1 gpt_stages1 --steps 6 --size odd --accumulate 6
-for grid in "1 1 2 --chunks 2" "1 1 4" "1 2 2 --zero1 --chunks 2"; do # pipelines of five blocks: --tp, --dp, --pp
+for grid in "1 1 2 --chunks 2" "1 1 4" "1 2 2 --zero 1 --chunks 2"; do # pipelines of five blocks: --tp, --dp, --pp
     read -r tp dp pp options <<<"$grid"
     rm -rf "$work/gpt_stages"
     stages=$pp train_gpt "$tp" "$dp" gpt_stages --steps 6 --size odd --accumulate 6 $options
@@ -155,7 +155,7 @@ for grid in "1 1 12" "1 4 18"; do # their checkpoints: --dp, --pp, steps
     train_gpt 1 1 gpt_stages1 --steps "$steps" --resume --force
     stages=$pp train_gpt 1 "$dp" gpt_stages --steps "$steps" --resume --force
 done
-alike gpt_stages1 gpt_stages 24 1e-6 "--dp 2 --pp 2 --zero1, then one process, then --pp 4"
+alike gpt_stages1 gpt_stages 24 1e-6 "--dp 2 --pp 2 --zero 1, then one process, then --pp 4"
 rm -rf "$work/gpt_stages"
 stages=2 train_gpt 2 1 gpt_stages --steps 8 --sp
 alike gpt_one gpt_stages 10 1e-6 "--tp 2 --sp --pp 2"
@@ -172,12 +172,12 @@ alike gpt_grid gpt_many 15 1e-3 "--tp 2 --dp 2 --sp in FP8, continued by one pro
 # Grids continue from each other's checkpoints, with more steps each time. One process that resumes as often has the same losses.
 train_gpt 1 1 gpt_one --steps 4
 train_gpt 2 1 gpt_many --steps 4
-for grid in "1 1 8" "1 2 12 --zero1" "2 2 16 --sp" "1 4 20 --zero1" "1 1 24"; do
+for grid in "1 1 8" "1 2 12 --zero 1" "2 2 16 --sp" "1 4 20 --zero 1" "1 1 24"; do
     read -r tp dp steps option <<<"$grid"
     train_gpt 1 1 gpt_one --steps "$steps" --resume --force
     train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $option
 done
-alike gpt_one gpt_many 30 1e-5 "--tp 2, then 1, --dp 2 --zero1, --tp 2 --dp 2 --sp, --dp 4 --zero1, 1"
+alike gpt_one gpt_many 30 1e-5 "--tp 2, then 1, --dp 2 --zero 1, --tp 2 --dp 2 --sp, --dp 4 --zero 1, 1"
 
 # All grids generate the same sample, which is longer than the context.
 sample() { sed '1,/^--- sample/d' "$work/log"; }
@@ -197,7 +197,7 @@ echo "train_gpt --tp 2 --pp 2: the same sample"
 # each replica balances its own tokens. Grids continue from each other's checkpoints.
 train_gpt 1 1 gpt_experts --steps 8 --experts 8
 train_gpt 1 2 gpt_experts2 --steps 8 --experts 8
-for grid in "2 1" "2 1 --sp --zero1" "2 2 --sp" "2 2"; do
+for grid in "2 1" "2 1 --sp --zero 1" "2 2 --sp" "2 2"; do
     read -r tp dp options <<<"$grid"
     train_gpt "$tp" "$dp" gpt_many --steps 8 --experts 8 $options
     [[ $dp == 1 ]] && one=gpt_experts || one=gpt_experts2

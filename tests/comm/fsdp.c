@@ -5,6 +5,8 @@
  *         micro-batches, slots and formats; both runs write the same checkpoint FILE, and go on from it alike
  *     mpirun -n 2 fsdp refuse                      wrong calls and their error texts; also with one rank
  *
+ * Without -DTE_COMM it is a program for one rank, which a GPU runs without NCCL.
+ *
  * Exit code 0: all is right; 1: not; 3: another rank has failed.
  */
 #include <stdio.h>
@@ -137,9 +139,7 @@ static te_batch batch_of(const net *n) {
     return b;
 }
 static te_tensor value(const net *n, void *data) { return te_matrix(data, n->dtype, ROWS, HIDDEN); }
-/* Runs all models; the loss of each row is then in x[MODELS - 1]. number: of the batch. */
-static te_status forward(net *n, int number, int train) {
-    const te_batch b = batch_of(n);
+static te_status take_batch(net *n, int number) {
     int32_t host[2 * ROWS];
     for (int i = 0; i < 2 * ROWS; i++) {
         uint32_t u[4];
@@ -148,7 +148,11 @@ static te_status forward(net *n, int number, int train) {
     }
     TE_TRY(te_copy(&ctx, n->tokens, host, ROWS * sizeof(int32_t)));
     TE_TRY(te_copy(&ctx, n->labels, host + ROWS, ROWS * sizeof(int32_t)));
-    TE_TRY(te_synchronize(&ctx));
+    return te_synchronize(&ctx);
+}
+/* Runs all models; the loss of each row is then in x[MODELS - 1]. */
+static te_status forward(net *n, int train) {
+    const te_batch b = batch_of(n);
     for (int i = 0; i < MODELS; i++) {
         const te_tensor y = i + 1 < MODELS ? value(n, n->x[i]) : te_matrix(n->x[i], TE_f32, ROWS, 1);
         TE_TRY(te_plan_forward(y, train ? &n->saved[i] : 0, i ? value(n, n->x[i - 1]) : te_none(), n->all[i]->plan,
@@ -165,6 +169,19 @@ static te_status backward(net *n, int accumulate, float scale, int first, int la
                                 n->all[i]->plan, n->all[i], &b, &ctx));
     return TE_OK;
 }
+static te_status update(net *n) {
+    if (n->slot_bytes) TE_TRY(te_fsdp_finish(&n->fsdp, &ctx));
+    TE_TRY(te_adamw_reduce(&n->opt, &ctx));
+    return te_adamw_step(&n->opt, &ctx);
+}
+/* A te_graph_fn: a step with one micro-batch. */
+static te_status enqueue_step(const te_graph *g, const void *arg, te_context *c) {
+    net *n = *(net *const *)arg;
+    (void)g, (void)c;
+    TE_TRY(forward(n, 1));
+    TE_TRY(backward(n, 0, 1.0f / (float)(ROWS * te_data_group(&ctx)->size), 0, MODELS - 1));
+    return update(n);
+}
 /* A step: *loss becomes the sum of this rank's losses. */
 static te_status step(net *n, int number, int micro, double *loss) {
     const float scale = 1.0f / (float)(ROWS * micro * te_data_group(&ctx)->size);
@@ -172,15 +189,14 @@ static te_status step(net *n, int number, int micro, double *loss) {
     if (n->slot_bytes) TE_TRY(te_fill(&ctx, n->sharded, 0xff, n->slot_bytes)); /* NaN until they are gathered */
     for (int m = 0; m < micro; m++) {
         float host[ROWS];
-        TE_TRY(forward(n, number * micro + m, 1));
+        TE_TRY(take_batch(n, number * micro + m));
+        TE_TRY(forward(n, 1));
         TE_TRY(te_copy(&ctx, host, n->x[MODELS - 1], sizeof host));
         TE_TRY(te_comm_synchronize(&ctx));
         for (int i = 0; i < ROWS; i++) *loss += host[i];
         TE_TRY(backward(n, m > 0, scale, 0, MODELS - 1));
     }
-    if (n->slot_bytes) TE_TRY(te_fsdp_finish(&n->fsdp, &ctx));
-    TE_TRY(te_adamw_reduce(&n->opt, &ctx));
-    return te_adamw_step(&n->opt, &ctx);
+    return update(n);
 }
 
 /* ---- comparisons ------------------------------------------------------------------------------------------------- */
@@ -253,6 +269,24 @@ static te_status through_file(net *sharded, net *plain, const char *path, int sa
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
+/* Three steps that are replays of a graph, against steps that are not. */
+static te_status steps_of_graph(net *sharded, net *plain) {
+    te_graph graph;
+    net *const arg = sharded, *const other = plain;
+    const te_graph_spec spec = te_graph_spec_of("a step", enqueue_step, &arg, sizeof arg, 0, 0, 0, 0);
+    TE_TRY(te_graph_capture(&graph, &spec, 0, &ctx));
+    for (int i = 4; i < 7; i++) {
+        TE_TRY(te_fill(&ctx, sharded->sharded, 0xff, sharded->slot_bytes));
+        TE_TRY(take_batch(sharded, i));
+        TE_TRY(take_batch(plain, i));
+        TE_TRY(te_graph_replay(&graph, 0, 0, &ctx));
+        TE_TRY(enqueue_step(0, &other, &ctx));
+    }
+    TE_TRY(te_comm_synchronize(&ctx));
+    te_graph_destroy(&graph);
+    return TE_OK;
+}
+
 typedef struct kind { int zero, micro, slots, is_bf16, sends_bf16, clips; } kind;
 static te_status steps_of(kind k, const char *path) {
     static net plain, sharded;
@@ -278,10 +312,14 @@ static te_status steps_of(kind k, const char *path) {
         compare(name, -1, got, want, same ? 0 : k.is_bf16 || k.sends_bf16 ? 2e-3 * want : 1e-6 * want);
         TE_TRY(compare_nets(name, &sharded, &plain, off));
     }
+    TE_TRY(steps_of_graph(&sharded, &plain));
+    TE_TRY(compare_nets("graph", &sharded, &plain, off));
     float got[ROWS], want[ROWS]; /* inference */
     TE_TRY(te_fill(&ctx, sharded.sharded, 0xff, sharded.slot_bytes));
-    TE_TRY(forward(&sharded, 99, 0));
-    TE_TRY(forward(&plain, 99, 0));
+    TE_TRY(take_batch(&sharded, 99));
+    TE_TRY(take_batch(&plain, 99));
+    TE_TRY(forward(&sharded, 0));
+    TE_TRY(forward(&plain, 0));
     TE_TRY(te_copy(&ctx, got, sharded.x[MODELS - 1], sizeof got));
     TE_TRY(te_copy(&ctx, want, plain.x[MODELS - 1], sizeof want));
     TE_TRY(te_comm_synchronize(&ctx));
@@ -372,7 +410,8 @@ static te_status run_refuse(void) {
                 "gradient norm: the gradients of model 1 (block_f32) are in 2 shards");
         te_release(&ctx, big);
     }
-    TE_TRY(forward(&n, 0, 1));
+    TE_TRY(take_batch(&n, 0));
+    TE_TRY(forward(&n, 1));
     TE_TRY(backward(&n, 0, 1, 1, MODELS - 1));
     refuses(te_adamw_step(&n.opt, &ctx), TE_ERROR_STATE, "te_fsdp_finish comes first");
     refuses(te_adamw_reduce(&n.opt, &ctx), TE_ERROR_STATE, "te_fsdp_finish comes first");
@@ -395,15 +434,21 @@ int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "refuse", *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     int rank, size;
     te_comm_rank_from_env(&rank, &size);
+#ifdef TE_COMM
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
+#endif
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
+#ifdef TE_COMM
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
+#endif
     if (status == TE_OK) status = !strcmp(mode, "steps") && argc > 2 ? run_steps(argv[2]) : run_refuse();
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (compared && !rank) printf("fsdp, %s: %lld values of %d ranks\n", mode, (long long)compared, size);
     fflush(stdout);
+#ifdef TE_COMM
     te_comm_destroy(&comm); /* does not wait for ranks that have failed */
+#endif
     te_context_destroy(&ctx);
     if (status == TE_ERROR_COMM) _exit(3); /* exit handlers of MPI would wait */
     return status != TE_OK || wrong;
