@@ -33,19 +33,19 @@
 #include "param_groups.h"               /* te__suballocate, te__memory_check */
 
 /* Lists that another list's parameters are tied to, such as an embedding, and the lists with the tied parameters are
- * not sharded: bind them as always, and reduce their gradients with te_adamw_reduce or te_buckets.
- *
- * All ranks of the data group must run the same passes in the same order. Passes need not follow the order of the
- * lists; then a gather does not overlap. A gradient that several micro-batches add to (te_batch.accumulate) is reduced
- * after each of them. With one micro-batch a step, f32 sums and two ranks, the results are bitwise identical to those of
+ * not sharded: bind them as always, and reduce their gradients with te_adamw_reduce or te_buckets. All ranks of the
+ * data group must run the same passes in the same order. Passes need not follow the order of the lists; then a gather
+ * does not overlap. A gradient that several micro-batches add to (te_batch.accumulate) is reduced after each of them.
+ * With one micro-batch a step, f32 sums and two ranks, the results are bitwise identical to those of
  * te_reduce_gradients. On the host nothing overlaps. */
 
-enum { TE_FSDP_MAX_SLOTS = 8, TE_FSDP_STAGING_BYTES = 32 << 20 }; /* staging of gradients sent in bf16, counted in f32 */
+/* TE_FSDP_STAGING_BYTES: how many gradients, counting 4 bytes for each, are converted to bf16 and sent at a time. */
+enum { TE_FSDP_MAX_SLOTS = 8, TE_FSDP_STAGING_BYTES = 32 << 20 };
 
 typedef struct te_fsdp_config {
     int zero;       /* 2: gradients are sharded; 3: weights, too */
     int slots;      /* 2 to TE_FSDP_MAX_SLOTS: with n slots, n - 1 lists are gathered ahead of the one that runs */
-    te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16, as in te_buckets_config */
+    te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16 (te_buckets_config) */
 } te_fsdp_config;
 
 TE_API te_fsdp_config te_fsdp_defaults(void) {
@@ -129,8 +129,7 @@ TE_API te_status te__fsdp_check(te_model *const *models, int count, const te_fsd
     for (int i = 0; i < count; i++) {
         const te_model *m = models[i];
         TE_REQUIRE(m && m->plan && m->is_elsewhere, ctx, TE_ERROR_STATE,
-                   "te_fsdp_init: model %d is null, or not described: te_model_describe comes first, in place of a bind",
-                   i);
+                   "te_fsdp_init: model %d is null, or not described: te_model_describe comes first, not a bind", i);
         const char *name = m->plan->name;
         TE_TRY(te__check_trains(m->plan, ctx));
         TE_REQUIRE(te_plan_param_bytes(m->plan) ==
@@ -141,14 +140,15 @@ TE_API te_status te__fsdp_check(te_model *const *models, int count, const te_fsd
                        "te_fsdp_init: model %d (%s): %s.%s is tied to another parameter; leave the list out", i, name,
                        m->param[k].op, m->param[k].field);
         for (int k = 0; k < i; k++)
-            TE_REQUIRE(models[k] != m, ctx, TE_ERROR_VALUE, "te_fsdp_init: model %d (%s) is model %d again", i, name, k);
+            TE_REQUIRE(models[k] != m, ctx, TE_ERROR_VALUE, "te_fsdp_init: model %d (%s) is model %d again", i, name,
+                       k);
     }
     return TE_OK;
 }
 /* Bytes of target memory that te_fsdp_init needs for these models, described by te_model_describe. With the largest
- * list of W bytes of weights in the list's format, and ranks of the context's data group: config.slots slots for W (with
- * zero 3) and for its gradients in f32, and 1 / ranks of all gradients and, with zero 3, of all weights; with zero 2 all
- * weights. 0: te_fsdp_init would return an error about the config or the models. */
+ * list of W bytes of weights in the list's format, and ranks of the context's data group: config.slots slots for W
+ * (with zero 3) and for its gradients in f32, and 1 / ranks of all gradients and, with zero 3, of all weights; with
+ * zero 2 all weights. 0: te_fsdp_init would return an error about the config or the models. */
 TE_API size_t te_fsdp_bytes(te_model *const *models, int count, const te_fsdp_config *config, te_context *ctx) {
     if (te__fsdp_check(models, count, config, ctx) != TE_OK) return 0;
     te__fsdp_layout l = te__fsdp_layout_of(models, count, config);
@@ -223,9 +223,9 @@ TE_API te_status te__fsdp_begin(te_model_shards *s, int is_backward, int accumul
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 typedef struct te_fsdp_add_args {
-    float *y;         /* [count]: y = x or, with accumulates, y = y + x */
-    const float *x;   /* [count] */
-    int64_t count;    /* a multiple of 8 */
+    float *y;       /* [count]: y = x or, with accumulates, y = y + x */
+    const float *x; /* [count] */
+    int64_t count;  /* a multiple of 8 */
     int accumulates;
 } te_fsdp_add_args;
 enum { TE_FSDP_THREADS = TE_CUDA ? 256 : 1, TE_FSDP_BLOCK = 4096 /* elements */ };
@@ -257,8 +257,7 @@ TE_IF_USED TE_API te_status te__fsdp_reduce_now(const te__fsdp_list *l, te_conte
     const te_model_shards *s = &l->shards;
     const float *slot = l->model->grads;
     const int64_t behind = s->elements * s->ranks;
-    if (s->ranks > 1)
-        TE_TRY(te__bucket_reduce_scatter(&l->of->reducer[l->slot], l->model, s->ranks, 0, ctx));
+    if (s->ranks > 1) TE_TRY(te__bucket_reduce_scatter(&l->of->reducer[l->slot], l->model, s->ranks, 0, ctx));
     TE_TRY(te__fsdp_add_to(s->grads, slot + s->rank * s->elements, s->elements, l->accumulates, ctx));
     return te__fsdp_add_to(s->grads + s->elements, slot + behind, l->model->elements - behind, l->accumulates, ctx);
 }
@@ -339,8 +338,8 @@ TE_IF_USED TE_API te_status te__fsdp_open(te_fsdp *f, char *base, te_model *cons
     }
     return te__fsdp_compare(f, ctx);
 }
-/* Bind the models, which te_model_describe has described, to `memory` in the order of the array, which should be that of
- * forward. memory: target memory of te_fsdp_bytes bytes, aligned to TE_ALIGN; the call sets it to 0, and the weights
+/* Bind the models, which te_model_describe has described, to `memory` in the order of the array, which should be that
+ * of forward. memory: target memory of te_fsdp_bytes bytes, aligned to TE_ALIGN; the call sets it to 0, and the weights
  * with it: initialise them, or load a checkpoint. All ranks of the data group must call this with the same models and
  * config; they wait for each other. With one rank the calls work, too. Errors: null pointers; memory too small or
  * misaligned; a model that is bound already or listed twice, that has tied parameters or weights in another format; a
@@ -371,7 +370,7 @@ TE_API te__fsdp_list *te__fsdp_list_of(const te_fsdp *f, const te_model *m) {
 TE_API te_status te_fsdp_gather(te_fsdp *f, const te_model *m, te_context *ctx) {
     te__fsdp_list *l = te__fsdp_list_of(f, m);
     TE_TRY(te__check_target(ctx, "te_fsdp_gather"));
-    TE_REQUIRE(l, ctx, TE_ERROR_STATE, "te_fsdp_gather: the model is not one of te_fsdp_init, or was bound again since");
+    TE_REQUIRE(l, ctx, TE_ERROR_STATE, "te_fsdp_gather: the model is not one of te_fsdp_init, or was bound again");
     if (!l->shards.has_weights) return TE_OK;
     TE_TRY(te__fsdp_gather(l, ctx));
     return te_side_stream_join(&f->side[l->slot], ctx);
@@ -382,7 +381,7 @@ TE_API te_status te_fsdp_gather(te_fsdp *f, const te_model *m, te_context *ctx) 
 TE_API te_status te_fsdp_keep(te_fsdp *f, const te_model *m, te_context *ctx) {
     te__fsdp_list *l = te__fsdp_list_of(f, m);
     TE_TRY(te__check_target(ctx, "te_fsdp_keep"));
-    TE_REQUIRE(l, ctx, TE_ERROR_STATE, "te_fsdp_keep: the model is not one of te_fsdp_init, or was bound again since");
+    TE_REQUIRE(l, ctx, TE_ERROR_STATE, "te_fsdp_keep: the model is not one of te_fsdp_init, or was bound again");
     TE_TRY(te__check_writable(m, "te_fsdp_keep", ctx));
     const te_model_shards *s = &l->shards;
     const size_t bytes = (size_t)s->elements * te_dtype_bytes(m->plan->dtype);

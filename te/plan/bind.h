@@ -275,9 +275,10 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                                float *grads, te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);
 }
-/* Fill in the names, shapes and shards of an instance's parameters, without any memory, for a model that another stage
- * of a pipeline has. te_checkpoint_save and te_checkpoint_load want all models of a pipeline on each rank, in the same
- * order; such an instance stands for one of another stage. Other calls refuse it. */
+/* Fill in the names, shapes and shards of an instance's parameters, without any memory, for a model that te_fsdp_init
+ * (te/optim/fsdp.h) will bind, or that another stage of a pipeline has. te_checkpoint_save and te_checkpoint_load want
+ * all models of a pipeline on each rank, in the same order; such an instance stands for one of another stage. Other
+ * calls refuse it. */
 TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *param, int param_count,
                                    te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
@@ -337,8 +338,8 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(!user->with || user->with == owner, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s is tied to another parameter; bind both of their instances again", user->op, user->field);
     TE_REQUIRE(!owner->is_sharded, ctx, TE_ERROR_STATE,
-               "te_tie: the weights of the list of %s.%s are sharded, so they have no memory while other lists run; leave "
-               "that list out of te_fsdp_init", owner->op, owner->field);
+               "te_tie: the weights of the list of %s.%s are sharded, so they have no memory while other lists run; "
+               "leave that list out of te_fsdp_init", owner->op, owner->field);
     TE_REQUIRE(user->rows == owner->rows && user->cols == owner->cols, ctx, TE_ERROR_SHAPE,
                "te_tie: %s.%s is %lld x %lld, %s.%s is %lld x %lld", user->op, user->field, (long long)user->rows,
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);

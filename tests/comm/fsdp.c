@@ -97,9 +97,11 @@ static te_status make(net *n, te_dtype dtype, const te_fsdp_config *config, cons
         TE_TRY(te_model_bind(n->all[i], plan, next, count, n->weights[i], (float *)n->grads[i], &ctx));
     }
     if (config) {
+        /* [init] */
         const size_t bytes = te_fsdp_bytes(n->all + 1, BLOCKS, config, &ctx);
         TE_TRY(allocate(n, &n->sharded, bytes));
         TE_TRY(te_fsdp_init(&n->fsdp, n->sharded, bytes, n->all + 1, BLOCKS, config, &ctx));
+        /* [init] */
         n->slot_bytes = te__fsdp_layout_of(n->all + 1, BLOCKS, config).bytes;
     }
     for (int i = 0; i < MODELS; i++) TE_TRY(randomize(n, i));
@@ -170,9 +172,11 @@ static te_status backward(net *n, int accumulate, float scale, int first, int la
     return TE_OK;
 }
 static te_status update(net *n) {
+    /* [step] */
     if (n->slot_bytes) TE_TRY(te_fsdp_finish(&n->fsdp, &ctx));
     TE_TRY(te_adamw_reduce(&n->opt, &ctx));
     return te_adamw_step(&n->opt, &ctx);
+    /* [step] */
 }
 /* A te_graph_fn: a step with one micro-batch. */
 static te_status enqueue_step(const te_graph *g, const void *arg, te_context *c) {
