@@ -76,8 +76,7 @@ typedef struct te_fsdp {
     te_group data;       /* a copy of the data group whose `peers` is null, so that collectives use NCCL, whose kernels
                           * leave most multiprocessors to the pass that runs */
     te_side_stream side[TE_FSDP_MAX_SLOTS]; /* [slots]: the streams on which slots are gathered and reduced */
-    te_bucket_reducer reducer[TE_FSDP_MAX_SLOTS];
-    te_context *ctx;
+    te_bucket_reducer reducer[TE_FSDP_MAX_SLOTS]; /* [slots] */
 } te_fsdp;
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -153,7 +152,7 @@ TE_API size_t te_fsdp_bytes(te_model *const *models, int count, const te_fsdp_co
     if (te__fsdp_check(models, count, config, ctx) != TE_OK) return 0;
     te__fsdp_layout l = te__fsdp_layout_of(models, count, config);
     for (int i = 0; i < count; i++) te__fsdp_layout_next(&l, models[i]->plan, config, te_data_group(ctx)->size);
-    return l.bytes ? l.bytes : TE_ALIGN;
+    return l.bytes ? l.bytes : (size_t)TE_ALIGN;
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -352,7 +351,7 @@ TE_IF_USED TE_API te_status te_fsdp_init(te_fsdp *f, void *memory, size_t bytes,
     TE_TRY(te__memory_check(memory, bytes, needed, models, count, "te_fsdp_init", ctx));
     TE_TRY(te_fill(ctx, memory, 0, needed));
     memset(f, 0, sizeof *f);
-    f->config = *config, f->data = *te_data_group(ctx), f->data.peers = 0, f->ctx = ctx;
+    f->config = *config, f->data = *te_data_group(ctx), f->data.peers = 0;
     f->list = (te__fsdp_list *)calloc((size_t)count + 1, sizeof *f->list);
     TE_REQUIRE(f->list, ctx, TE_ERROR_MEMORY, "te_fsdp_init: out of memory for %d models", count);
     const te_status status = te__fsdp_open(f, (char *)memory, models, count, ctx);
