@@ -18,8 +18,8 @@
  *
  * ZeRO-1: set config.shards = te_data_group(&ctx)->size before te_adamw_bytes_of, and call te_adamw_reduce(&opt, &ctx)
  * instead of te_reduce_gradients. Each rank then stores only 1 / shards of the moments and of the master weights; the
- * results are the same as without sharding. With Muon, each matrix is assigned to one rank, which orthogonalises it. For
- * ZeRO-2 and ZeRO-3 see fsdp.h.
+ * results are the same as without sharding. With Muon, each matrix is assigned to one rank, which orthogonalises it.
+ * For ZeRO-2 and ZeRO-3 see fsdp.h.
  */
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
