@@ -319,3 +319,4 @@ fails "stops within a pipeline" "exchange with rank 1 of the pipeline group, ran
 fails "leaves a pipeline" "exchange with rank 1 of the pipeline group, rank [02] of 3" pipeline leave
 export RANKS_TIMEOUT=2
 fails "ends within a backward" "all_reduce of the data group, rank [01] of 3" buckets leave
+fails "ends between steps with sharded weights" "all_gather of the data group, rank [01] of 3" fsdp leave

@@ -4,6 +4,7 @@
  *     mpirun -n 4 fsdp steps FILE                  losses, gradient norms and weights of some steps, with several
  *         micro-batches, slots and formats; both runs write the same checkpoint FILE, and go on from it alike
  *     mpirun -n 2 fsdp refuse                      wrong calls and their error texts; also with one rank
+ *     mpirun -n 3 fsdp leave                       the last rank ends between two steps: the others must notice
  *
  * Without -DTE_COMM it is a program for one rank, which a GPU runs without NCCL.
  *
@@ -342,6 +343,23 @@ static te_status run_steps(const char *path) {
     return TE_OK;
 }
 
+/* ---- a rank that ends -------------------------------------------------------------------------------------------- */
+
+static te_status run_leave(void) {
+    static net n;
+    double loss;
+    const te_fsdp_config config = te_fsdp_defaults();
+    te_adamw_config with = te_adamw_defaults(1e-2f);
+    with.shards = te_data_group(&ctx)->size;
+    TE_TRY(make(&n, TE_f32, &config, &with));
+    TE_TRY(step(&n, 0, 1, &loss));
+    TE_TRY(te_comm_synchronize(&ctx));
+    if (comm.world.rank == comm.world.size - 1) _exit(0);
+    const te_status status = step(&n, 1, 1, &loss);
+    wrong += status == TE_OK;
+    return status;
+}
+
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 static void refuses(te_status status, te_status want, const char *words) {
@@ -441,12 +459,14 @@ int main(int argc, char **argv) {
 #ifdef TE_COMM
     te_comm_config config = te_comm_defaults();
     config.file = getenv("RANKS_FILE");
+    if (getenv("RANKS_TIMEOUT")) config.timeout = atof(getenv("RANKS_TIMEOUT"));
 #endif
     te_status status = te_context_create(&ctx, TE_CUDA ? (local ? atoi(local) : rank) : 0, 3);
 #ifdef TE_COMM
     if (status == TE_OK) status = te_comm_create(&comm, &config, &ctx);
 #endif
-    if (status == TE_OK) status = !strcmp(mode, "steps") && argc > 2 ? run_steps(argv[2]) : run_refuse();
+    if (status == TE_OK) status = !strcmp(mode, "steps") && argc > 2 ? run_steps(argv[2])
+                                         : !strcmp(mode, "leave") ? run_leave() : run_refuse();
     if (status != TE_OK) printf("rank %d: %s: %s\n", rank, te_status_string(status), te_last_error(&ctx));
     else if (compared && !rank) printf("fsdp, %s: %lld values of %d ranks\n", mode, (long long)compared, size);
     fflush(stdout);
