@@ -16,7 +16,7 @@
  *
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor or pipeline
- * parallelism or ZeRO-1 they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy).
+ * parallelism or ZeRO they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy).
  * Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of recipes only if
  * te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may also continue
  * with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h). Weights that

@@ -4,7 +4,8 @@
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
  * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
  * parameter's elements, and for a second range in the few elements behind the last shard, which are replicated
- * (zero1.h). An optimizer's moments in 8 bits are stored as bf16 in the file.
+ * (zero1.h); with ZeRO-3, of the parameter itself, too (fsdp.h). An optimizer's moments in 8 bits are stored as bf16 in
+ * the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
  * a time. Each rank fills a buffer with -0.0 and copies its shards into it. An all-reduce sums the buffers; since x +
