@@ -1113,7 +1113,7 @@ static const char usage[] =
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
     "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --cp, --sp,\n"
-    "                    --pp, --chunks and the options on printing are given again\n"
+    "                    --pp, --chunks, --zero and the options on printing are given again\n"
     "  --init FILE       start from the weights of this checkpoint, with a new optimizer and at step 0\n"
     "  --force           continue even if its checksum is wrong, or it was made with other options or another text\n"
     "  --sample N        bytes of the sample at the end            600\n"

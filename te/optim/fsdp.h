@@ -308,7 +308,7 @@ TE_IF_USED TE_API te_status te__fsdp_bind(te_fsdp *f, te_model *m, int i, char *
     s->elements = te__slice_elements(m->elements, s->ranks);
     s->params = base + l->params, s->grads = (float *)(void *)(base + l->grads), s->begin = te__fsdp_begin;
     m->watch = &list->watch, m->shards = s;
-    for (int k = 0; k < m->param_count; k++) m->param[k].is_sharded = has_weights;
+    for (int k = 0; k < m->param_count; k++) m->param[k].is_sharded = 1;
     return TE_OK;
 }
 /* Compare the settings that must be the same on all ranks of the data group. */

@@ -338,8 +338,8 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_REQUIRE(!user->with || user->with == owner, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s is tied to another parameter; bind both of their instances again", user->op, user->field);
     TE_REQUIRE(!owner->is_sharded, ctx, TE_ERROR_STATE,
-               "te_tie: the weights of the list of %s.%s are sharded, so they have no memory while other lists run; "
-               "leave that list out of te_fsdp_init", owner->op, owner->field);
+               "te_tie: the list of %s.%s is sharded, so its gradients have no memory while other lists run; leave it "
+               "out of te_fsdp_init", owner->op, owner->field);
     TE_REQUIRE(user->rows == owner->rows && user->cols == owner->cols, ctx, TE_ERROR_SHAPE,
                "te_tie: %s.%s is %lld x %lld, %s.%s is %lld x %lld", user->op, user->field, (long long)user->rows,
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);

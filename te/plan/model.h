@@ -403,7 +403,7 @@ typedef struct te_param {
                               * heads / kv_heads for a fused q, k, v */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
     int is_copy;             /* 1: another stage of the pipeline has the parameter, too (te_model_mark_copy) */
-    int is_sharded;          /* 1: `data` has the values only while a pass runs (te_model_shards.has_weights) */
+    int is_sharded;          /* 1: its gradient or its values, too, are sharded over the data group (te_model_shards) */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
                               * writes first, which is itself or one that is tied to it. null: there is no tie */
     uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); unused

@@ -200,7 +200,7 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     te__tensor_shard shard;
     te__checkpoint_add(l, "", m, p, p->dtype);
     if (m->model->is_elsewhere) return;
-    if (p->is_sharded) {
+    if (m->model->shards && m->model->shards->has_weights) {
         te__checkpoint_add_param_shards(l, m->model, p);
         return;
     }
