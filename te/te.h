@@ -49,6 +49,7 @@
 #include "ops/residual.h"           /* fork, add, mul, load, input, output */
 #include "ops/rope.h"               /* rope */
 #include "optim/adamw.h"            /* te_adamw */
+#include "optim/fsdp.h"             /* te_fsdp: weights and gradients sharded over the data group */
 #include "optim/loss_scale.h"       /* te_loss_scaler: dynamic loss scaling for f16 */
 #include "optim/init.h"             /* te_model_randomize, te_param_normal */
 #include "optim/recipes.h"          /* te_recipes: FP8 */

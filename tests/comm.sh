@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS
 read -ra compile <<<"$(mpicc -showme:compile | sed 's/-I/-isystem /g')"
 read -ra link <<<"$(mpicc -showme:link)"
 compilers=()
-for program in create ranks peers shards buckets layers experts norm_last products fp8_collectives context pipeline; do
+for program in create ranks peers shards buckets layers experts norm_last products fp8_collectives context pipeline fsdp; do
     "${CC:-gcc}" -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
         "tests/comm/$program.c" -o "$work/$program" -lm "${link[@]}" &
     compilers+=($!)
@@ -49,7 +49,7 @@ for mode in refused tensor divides copies native settings; do timeout 120 mpirun
 timeout 60 mpirun --oversubscribe -n 2 "$work/create" counts >"$work/log" 2>&1 || true # MPI does not end well after this error
 grep -q "another rank may have another count, or another collective, with [0-9]* elements here" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 echo "counts that differ between ranks: the error names the count"
-for other in "--seed 2" "--lr 1e-2" "--accumulate 2" "--zero1" "--steps 4"; do
+for other in "--seed 2" "--lr 1e-2" "--accumulate 2" "--zero 1" "--zero 3" "--steps 4"; do
     common=(--dp 2 --out "$work/others" --batch 2 --seq 16 --log 1 --validate 0 --sample 0 --steps 5)
     status=0
     # shellcheck disable=SC2086
@@ -118,6 +118,10 @@ for grid in "1 1" "2 1" "4 1" "4 2"; do
 done
 for n in 1 2; do buckets "$n" refuse; done
 
+# Sharded weights and gradients against plain data parallel.
+for n in 1 2 4; do timeout 120 mpirun --oversubscribe -n "$n" "$work/fsdp" steps "$work/fsdp.safetensors"; done
+for n in 1 2; do timeout 120 mpirun --oversubscribe -n "$n" "$work/fsdp" refuse; done
+
 # train_gpt: data parallel and tensor parallel, against one process with the whole batch.
 train_gpt() { # TP DP FOLDER ARGUMENT...
     timeout 120 mpirun --oversubscribe -n $(($1 * $2 * ${context:-1} * ${stages:-1})) "$work/train_gpt" --tp "$1" --cp "${context:-1}" --pp "${stages:-1}" --dp "$2" --batch $((4 / $2)) --accumulate 2 --seq 16 \
@@ -137,19 +141,19 @@ for grid in "1 2" "1 4" "2 1" "2 1 --sp" "2 2 --sp"; do # losses, gradient norm 
 done
 train_gpt 1 2 gpt_bf16 --steps 8 --sums bf16
 alike gpt_one gpt_bf16 10 1e-4 "--dp 2 --sums bf16"
-for grid in "1 2" "1 4" "2 2 --sp"; do # sharded optimizer states
-    read -r tp dp sp <<<"$grid"
-    train_gpt "$tp" "$dp" gpt_zero1 --steps 8 --zero1 $sp
-    alike gpt_one gpt_zero1 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero1"
+for grid in "1 2 1" "1 4 1" "2 2 1 --sp" "1 2 2" "1 4 3" "2 2 3 --sp"; do # sharded optimizer states, gradients, weights
+    read -r tp dp zero sp <<<"$grid"
+    train_gpt "$tp" "$dp" gpt_zero --steps 8 --zero "$zero" $sp
+    alike gpt_one gpt_zero 10 1e-5 "--tp $tp --dp $dp${sp:+ $sp} --zero $zero"
 done
-for grid in "1 2 1" "1 4 1" "1 2 2 --zero1" "2 2 1 --sp"; do # context parallel: --tp, --cp, --dp
+for grid in "1 2 1" "1 4 1" "1 2 2 --zero 3" "2 2 1 --sp"; do # context parallel: --tp, --cp, --dp
     read -r tp cp dp option <<<"$grid"
     rm -rf "$work/gpt_context"
     context=$cp train_gpt "$tp" "$dp" gpt_context --steps 8 $option
     alike gpt_one gpt_context 10 1e-6 "--tp $tp --cp $cp --dp $dp${option:+ $option}"
 done
 train_gpt 1 1 gpt_stages1 --steps 6 --size odd --accumulate 6
-for grid in "1 1 2 --chunks 2" "1 1 4" "1 2 2 --zero1 --chunks 2"; do # pipelines of five blocks: --tp, --dp, --pp
+for grid in "1 1 2 --chunks 2" "1 1 4" "1 2 2 --zero 1 --chunks 2" "1 2 2 --zero 3 --chunks 2"; do # pipelines of five blocks: --tp, --dp, --pp
     read -r tp dp pp options <<<"$grid"
     rm -rf "$work/gpt_stages"
     stages=$pp train_gpt "$tp" "$dp" gpt_stages --steps 6 --size odd --accumulate 6 $options
@@ -160,7 +164,7 @@ for grid in "1 1 12" "1 4 18"; do # their checkpoints: --dp, --pp, steps
     train_gpt 1 1 gpt_stages1 --steps "$steps" --resume --force
     stages=$pp train_gpt 1 "$dp" gpt_stages --steps "$steps" --resume --force
 done
-alike gpt_stages1 gpt_stages 24 1e-6 "--dp 2 --pp 2 --zero1, then one process, then --pp 4"
+alike gpt_stages1 gpt_stages 24 1e-6 "--dp 2 --pp 2 --zero 3, then one process, then --pp 4"
 rm -rf "$work/gpt_stages"
 stages=2 train_gpt 2 1 gpt_stages --steps 8 --sp
 alike gpt_one gpt_stages 10 1e-6 "--tp 2 --sp --pp 2"
@@ -169,6 +173,8 @@ train_gpt 1 1 gpt_fp8 --steps 8 --recipe fp8_delayed
 train_gpt 2 2 gpt_many --steps 8 --recipe fp8_delayed --sp
 alike gpt_fp8 gpt_many 10 1e-3 "--tp 2 --dp 2 --sp in FP8" # each rank rounds its own shards; the loss falls by 7e-2
 cp -r "$work/gpt_many" "$work/gpt_grid"
+train_gpt 1 2 gpt_zero --steps 8 --recipe fp8_delayed --zero 2
+alike gpt_fp8 gpt_zero 10 1e-3 "--dp 2 --zero 2 in FP8"
 train_gpt 2 2 gpt_many --steps 12 --recipe fp8_delayed --sp --resume --force # goes on with the scales in the file
 train_gpt 1 1 gpt_grid --steps 12 --recipe fp8_delayed --resume --force # so does another number of ranks
 ! grep -q "begin anew" "$work/log"
@@ -177,12 +183,12 @@ alike gpt_grid gpt_many 15 1e-3 "--tp 2 --dp 2 --sp in FP8, continued by one pro
 # Grids continue from each other's checkpoints, with more steps each time. One process that resumes as often has the same losses.
 train_gpt 1 1 gpt_one --steps 4
 train_gpt 2 1 gpt_many --steps 4
-for grid in "1 1 8" "1 2 12 --zero1" "2 2 16 --sp" "1 4 20 --zero1" "1 1 24"; do
+for grid in "1 1 8" "1 2 12 --zero 3" "2 2 16 --sp --zero 2" "1 4 20 --zero 1" "1 1 24"; do
     read -r tp dp steps option <<<"$grid"
     train_gpt 1 1 gpt_one --steps "$steps" --resume --force
     train_gpt "$tp" "$dp" gpt_many --steps "$steps" --resume --force $option
 done
-alike gpt_one gpt_many 30 1e-5 "--tp 2, then 1, --dp 2 --zero1, --tp 2 --dp 2 --sp, --dp 4 --zero1, 1"
+alike gpt_one gpt_many 30 1e-5 "--tp 2, then 1, --dp 2 --zero 3, --tp 2 --dp 2 --sp --zero 2, --dp 4 --zero 1, 1"
 
 # All grids generate the same sample, which is longer than the context.
 sample() { sed '1,/^--- sample/d' "$work/log"; }
@@ -202,7 +208,7 @@ echo "train_gpt --tp 2 --pp 2: the same sample"
 # each replica balances its own tokens. Grids continue from each other's checkpoints.
 train_gpt 1 1 gpt_experts --steps 8 --experts 8
 train_gpt 1 2 gpt_experts2 --steps 8 --experts 8
-for grid in "2 1" "2 1 --sp --zero1" "2 2 --sp" "2 2"; do
+for grid in "2 1" "2 1 --sp --zero 1" "2 2 --sp" "2 2"; do
     read -r tp dp options <<<"$grid"
     train_gpt "$tp" "$dp" gpt_many --steps 8 --experts 8 $options
     [[ $dp == 1 ]] && one=gpt_experts || one=gpt_experts2
@@ -237,6 +243,9 @@ misuse 1 "--sp: --tp must divide --seq" --tp 2 --sp --seq 15
 misuse 1 "--cp: a process has two chunks of a sequence" --cp 2 --seq 18
 misuse 1 "--tp 1 --cp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --cp 2
 misuse 1 "--optimizer muon takes whole matrices" --tp 2 --optimizer muon
+misuse 1 "--zero must be 0, 1, 2 or 3" --zero 4
+misuse 1 "--zero 3 shards weights, and GEMMs in FP8 read copies of whole weights" --zero 3 --recipe fp8_delayed
+misuse 1 "--optimizer muon takes whole matrices, and with --zero 2 and 3" --zero 2 --optimizer muon
 misuse 1 "--chunks: the stages of --pp have chunks of the model, and here is one" --chunks 2
 misuse 1 "--pp 3 --chunks 2: at least a layer for each chunk, and --size odd has 5" --pp 3 --chunks 2 --size odd
 misuse 1 "--recipe: with --pp the stages have other GEMMs" --pp 2 --recipe fp8_delayed
@@ -316,3 +325,4 @@ fails "stops within a pipeline" "exchange with rank 1 of the pipeline group, ran
 fails "leaves a pipeline" "exchange with rank 1 of the pipeline group, rank [02] of 3" pipeline leave
 export RANKS_TIMEOUT=2
 fails "ends within a backward" "all_reduce of the data group, rank [01] of 3" buckets leave
+fails "ends between steps with sharded weights" "all_gather of the data group, rank [01] of 3" fsdp leave

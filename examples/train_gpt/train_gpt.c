@@ -270,7 +270,8 @@ typedef struct options {
     long steps, batch, seq, accumulate, tp, cp, dp, pp, chunks, log, validate, sample, save;
     long experts, top_k; /* 0, 0: an MLP */
     double lr, temperature;
-    long seed, sp, zero1, resume, force, plan;
+    long zero; /* ZeRO stage: 0 none */
+    long seed, sp, resume, force, plan;
 } options;
 
 static te_context ctx;
@@ -527,6 +528,10 @@ typedef struct gpt {
     te_model *model, logits, **all; /* all: pointers to all models; of those on other stages only the shapes are known */
     te_model **own;                 /* [own_models]: the models that this stage initialises and updates */
     int own_models;
+    te_fsdp fsdp;                   /* --zero 2, 3: the blocks of this stage, whose gradients, or these and weights, are sharded */
+    te_model **sharded, **resident; /* [sharded_models]: those blocks; [resident_models]: the other models of this stage */
+    int sharded_models, resident_models;
+    size_t state_bytes, saved_bytes; /* of this rank's weights, gradients and optimizer states; of what forward saves */
     gpt_chunk *chunk;               /* [chunks] */
     te_pipeline_slot *slot;         /* [slots]: the passes of a step and the messages between stages */
     int chunks, slots;
@@ -606,27 +611,41 @@ static int has_head(const gpt *g) { return g->chunk[g->chunks - 1].last == g->mo
 /* Whether this stage updates model i: it has it or, on the last stage, the head is tied to it. */
 static int owns(const gpt *g, int i) { return chunk_of(g, i) || (!i && has_head(g)); }
 
-/* Bind model i to memory, and draw its initial weights. */
-static void make_model(gpt *g, int i, char *weights, float *grads, uint64_t seed) {
+/* Draw the initial weights of model i. */
+static void draw_model(gpt *g, int i, uint64_t seed) {
     const float std = 0.02f / sqrtf(2.0f * (float)(g->models - 2));
     te_model *m = &g->model[i];
-    bind(m, plan_of(g, g->lists, i), weights, grads);
+    if (m->shards) check(te_fsdp_gather(&g->fsdp, m, &ctx), "initial weights");
     check(te_model_randomize(m, 0.02f, seed, (uint32_t)i * 64, &ctx), "initial weights");
-    if (!chunk_of(g, i)) check(te_model_mark_copy(m, &ctx), "copy of the embedding");
-    if (!i || i + 1 == g->models) return;
-    /* GPT-2: what is added to the residual stream starts smaller in deep models */
-    check(te_param_normal(find_param(m, "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx), "initial weights");
-    check(te_param_normal(find_param(m, "fc2"), std, seed, (uint32_t)i * 64 + 41, &ctx), "initial weights");
+    if (i && i + 1 < g->models) { /* GPT-2: what is added to the residual stream starts smaller in deep models */
+        check(te_param_normal(find_param(m, "proj"), std, seed, (uint32_t)i * 64 + 40, &ctx), "initial weights");
+        check(te_param_normal(find_param(m, "fc2"), std, seed, (uint32_t)i * 64 + 41, &ctx), "initial weights");
+    }
+    if (m->shards) check(te_fsdp_keep(&g->fsdp, m, &ctx), "initial weights");
 }
+/* --zero 2, 3: make the shards of the blocks of this stage, which are described. */
+static void make_shards(gpt *g, const options *o) {
+    te_fsdp_config config = te_fsdp_defaults();
+    if (o->zero < 2) return;
+    config.zero = (int)o->zero;
+    if (!strcmp(o->sums, "bf16")) config.dtype = TE_bf16;
+    const size_t bytes = te_fsdp_bytes(g->sharded, g->sharded_models, &config, &ctx);
+    g->state_bytes += bytes;
+    check(te_fsdp_init(&g->fsdp, target_memory(bytes), bytes, g->sharded, g->sharded_models, &config, &ctx), "shards");
+}
+/* Whether model i is one of the blocks that --zero 2 and 3 shard. The embedding is not: the head is tied to it. */
+static int is_sharded(const gpt *g, const options *o, int i) { return o->zero >= 2 && i && i + 1 < g->models; }
 /* Make the weights and gradients of the models of this stage, and describe the others. */
-static void make_models(gpt *g, uint64_t seed) {
+static void make_models(gpt *g, const options *o) {
     size_t weight_bytes = 0, grad_bytes = 0;
     g->model = (te_model *)host_memory((size_t)g->models * sizeof(te_model));
     g->all = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
     g->own = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
+    g->sharded = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
+    g->resident = (te_model **)host_memory((size_t)g->models * sizeof(te_model *));
     for (int i = 0; i < g->models; i++) {
         const te_plan *plan = plan_of(g, g->lists, i);
-        if (owns(g, i)) weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
+        if (owns(g, i) && !is_sharded(g, o, i)) weight_bytes += te_plan_param_bytes(plan), grad_bytes += te_plan_grad_bytes(plan);
     }
     g->weights = (char *)target_memory(weight_bytes), g->grads = (float *)target_memory(grad_bytes);
     check(te_fill(&ctx, g->weights, 0, weight_bytes), "weights");
@@ -636,15 +655,22 @@ static void make_models(gpt *g, uint64_t seed) {
     for (int i = 0; i < g->models; i++) {
         const te_plan *plan = plan_of(g, g->lists, i);
         g->all[i] = &g->model[i];
-        if (!owns(g, i)) {
+        if (owns(g, i)) g->own[g->own_models++] = &g->model[i];
+        if (!owns(g, i) || is_sharded(g, o, i)) {
             describe(&g->model[i], plan);
+            if (owns(g, i)) g->sharded[g->sharded_models++] = &g->model[i];
             continue;
         }
-        g->own[g->own_models++] = &g->model[i];
-        make_model(g, i, w, d, seed);
+        g->resident[g->resident_models++] = &g->model[i];
+        bind(&g->model[i], plan, w, d);
+        if (!chunk_of(g, i)) check(te_model_mark_copy(&g->model[i], &ctx), "copy of the embedding");
         if (i == g->models - 1) bind(&g->logits, g->run_lists->logits(), w, NULL);
         w += te_plan_param_bytes(plan), d += te_plan_grad_bytes(plan) / sizeof(float);
     }
+    g->state_bytes = weight_bytes + grad_bytes;
+    make_shards(g, o);
+    for (int i = 0; i < g->models; i++)
+        if (owns(g, i)) draw_model(g, i, (uint64_t)o->seed);
     if (!has_head(g)) return;
     check(te_tie(find_param(&g->logits, "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
     check(te_tie(find_param(&g->model[g->models - 1], "lm"), find_param(&g->model[0], "wte"), &ctx), "tie");
@@ -676,6 +702,7 @@ static void make_values(gpt *g, int64_t trained) {
             saved_bytes += kept * g->saved[i]->bytes;
         }
     }
+    g->saved_bytes = saved_bytes;
     char *memory = (char *)saved_memory(saved_bytes);
     g->saved_memory = memory;
     for (int i = 0; i < g->models; i++) {
@@ -704,7 +731,7 @@ static void gpt_make(gpt *g, const gpt_size *size, const options *o, gpt_kind ki
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
     g->x_bytes = (size_t)te_round_up(g->rows / g->parts * (int64_t)width, TE_ALIGN);
     make_chunks(g, (int)o->chunks, (int)o->accumulate);
-    make_models(g, (uint64_t)o->seed);
+    make_models(g, o);
     g->run = g->all;
     if (norm_last) {
         make_runs(g, (size_t)g->rows * width);
@@ -1072,7 +1099,7 @@ static const char usage[] =
     "  --accumulate N    micro-batches a step                      1\n"
     "  --dp N            data parallel: replicas                   1\n"
     "  --sums NAME       format for summing replicas' gradients: f32, bf16   f32\n"
-    "  --zero1           replicas shard the optimizer's states; each updates a slice of the weights\n"
+    "  --zero N          replicas shard 1: the optimizer's states; 2: also gradients of the blocks; 3: also their weights\n"
     "  --tp N            tensor parallel: processes that shard a replica's heads, MLP and vocabulary\n"
     "                    (-DGPT_RANKS=N)                           1\n"
     "  --sp              sequence parallel: these processes also shard its tokens, between the GEMMs\n"
@@ -1090,7 +1117,7 @@ static const char usage[] =
     "  --save N          checkpoint every N steps, 0: at the end   0\n"
     "  --out FOLDER      checkpoint, curve.tsv, curve.svg          gpt_out\n"
     "  --resume          continue from the checkpoint in FOLDER, with its options and texts; only --dp, --tp, --cp, --sp,\n"
-    "                    --pp, --chunks and the options on printing are given again\n"
+    "                    --pp, --chunks, --zero and the options on printing are given again\n"
     "  --init FILE       start from the weights of this checkpoint, with a new optimizer and at step 0\n"
     "  --force           continue even if its checksum is wrong, or it was made with other options or another text\n"
     "  --sample N        bytes of the sample at the end            600\n"
@@ -1114,10 +1141,10 @@ static int moments_of(const char *name) {
 enum { MAX_ACCUMULATE = 1 << 20, MAX_SIDE = 65536, MAX_TOKENS = 1 << 26, MAX_REPLICAS = 65536 };
 /* Whether the lists that run end in norms (GPT_BLOCK_NORM_LAST). With --sp, the all_gather behind a block's first norm
  * overlaps with the linear behind it; in FP8 that norm stores the operand of this linear; both want it in the same list.
- * --zero1 shares out the optimizer's models, so these must be those that run. With --pp stages send one tensor, which is
+ * --zero shares out the optimizer's models, so these must be those that run. With --pp stages send one tensor, which is
  * the residual. */
 static int ends_in_norms(const options *o) {
-    return o->tp > 1 && !o->sp && !o->zero1 && !o->experts && o->pp == 1 && !strcmp(o->recipe, "none");
+    return o->tp > 1 && !o->sp && !o->zero && !o->experts && o->pp == 1 && !strcmp(o->recipe, "none");
 }
 /* Check the options for several ranks. Whether --tp divides the model's sizes is checked later, when --size is known. */
 static void check_ranks(const options *o) {
@@ -1131,6 +1158,13 @@ static void check_ranks(const options *o) {
 #endif
     if (o->cp > TE_CP_MAX_RANKS) die("--cp: at most 16 processes", NULL);
     if (o->cp > 1 && o->seq % (2 * o->cp)) die("--cp: a process has two chunks of a sequence; 2 x --cp must divide --seq", NULL);
+    if (o->zero < 0 || o->zero > 3) die("--zero must be 0, 1, 2 or 3", NULL);
+    if (o->zero == 3 && strcmp(o->recipe, "none"))
+        die("--zero 3 shards weights, and GEMMs in FP8 read copies of whole weights; --zero 2 goes with --recipe", o->recipe);
+    if (o->zero >= 2 && rule_of(o->optimizer) == TE_RULE_muon)
+        die("--optimizer muon takes whole matrices, and with --zero 2 and 3 gradients are sharded; --zero 1 goes with it", NULL);
+    if (o->zero >= 2 && TE_JOIN1(TE_, GPT_WEIGHTS) != TE_JOIN1(TE_, GPT_DTYPE))
+        die("--zero 2 and 3 want all weights in one format, and this program has some in f32 (-DGPT_WEIGHTS)", NULL);
     if (o->sp && o->tp == 1) die("--sp: the processes of --tp share out a replica's tokens, and here is one", NULL);
     if (o->sp && o->seq / o->cp % o->tp) die("--sp: --tp must divide --seq", NULL);
     if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
@@ -1244,7 +1278,7 @@ static options parse(int argc, char **argv) {
         {"--steps", 0, &o.steps, 0, 0},     {"--batch", 0, &o.batch, 0, 0},       {"--seq", 0, &o.seq, 0, 0},
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
         {"--pp", 0, &o.pp, 0, 0}, {"--chunks", 0, &o.chunks, 0, 0},
-        {"--tp", 0, &o.tp, 0, 0}, {"--cp", 0, &o.cp, 0, 0}, {"--sp", 0, 0, 0, &o.sp},             {"--zero1", 0, 0, 0, &o.zero1},
+        {"--tp", 0, &o.tp, 0, 0}, {"--cp", 0, &o.cp, 0, 0}, {"--sp", 0, 0, 0, &o.sp},             {"--zero", 0, &o.zero, 0, 0},
         {"--experts", 0, &o.experts, 0, 0}, {"--top_k", 0, &o.top_k, 0, 0},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
@@ -1415,7 +1449,12 @@ static void load_weights(const char *path, gpt *g, const options *o) {
         exit(1);
     }
     if (!o->force) check(te_safetensors_verify(&file, &ctx), "--init");
-    check(te_weights_load(s.models, own, &file, &ctx), "--init");
+    for (int i = 0; i < own; i++) { /* one after the other: with --zero 3 blocks share memory for their whole weights */
+        te_model *m = s.models[i].model;
+        if (m->shards) check(te_fsdp_gather(&g->fsdp, m, &ctx), "--init");
+        check(te_weights_load(&s.models[i], 1, &file, &ctx), "--init");
+        if (m->shards) check(te_fsdp_keep(&g->fsdp, m, &ctx), "--init");
+    }
     if (g->in_fp8) check(te_recipes_cast_weights(&g->recipes, &ctx), "recipe");
     te_safetensors_close(&file);
     state_free(&s);
@@ -1437,7 +1476,7 @@ static te_adamw_config optimizer_of(const options *o) {
                         : rule == TE_RULE_muon ? te_muon_defaults(lr) : te_adamw_defaults(lr);
     c.schedule = te_schedule_of(TE_SCHEDULE_cosine, lr, te_min(100, o->steps / 10), te_max(o->steps, 1), 0.1f);
     c.moments = (te_dtype)moments_of(o->moments), c.match_rms = 1, c.seed = (uint64_t)o->seed;
-    c.shards = o->zero1 ? (int)(o->dp * o->cp) : 1;
+    c.shards = o->zero ? (int)(o->dp * o->cp) : 1;
     c.beta2 = 0.95f, c.weight_decay = rule == TE_RULE_sgd ? 0.0f : 0.1f, c.max_norm = 1.0f, c.skip_nonfinite = 1;
     return c;
 }
@@ -1457,7 +1496,7 @@ static void compare_ranks(const options *o, const text *t) {
         {"--tp", (double)o->tp}, {"--cp", (double)o->cp}, {"--dp", (double)o->dp}, {"--pp", (double)o->pp},
         {"--chunks", (double)o->chunks}, {"--log", (double)o->log}, {"--validate", (double)o->validate},
         {"--sample", (double)o->sample}, {"--save", (double)o->save}, {"--lr", o->lr}, {"--temperature", o->temperature},
-        {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero1", (double)o->zero1}, {"--experts", (double)o->experts}, {"--resume", (double)o->resume},
+        {"--seed", (double)o->seed}, {"--sp", (double)o->sp}, {"--zero", (double)o->zero}, {"--experts", (double)o->experts}, {"--resume", (double)o->resume},
         {"--force", (double)o->force}, {"the text", (double)(fingerprint(t) >> 12)}};
     check(te_group_compare(te_world_group(&ctx), s, (int)(sizeof s / sizeof s[0]), &ctx), "ranks");
 }
@@ -1511,6 +1550,7 @@ static void run_step(gpt *g, const trainer *t, const te_adamw *opt, long step, d
         if (messages) check(te_group_exchange(te_pipeline_group(&ctx), message, messages, &ctx), "stages");
     }
     /* [slots] */
+    if (g->sharded_models) check(te_fsdp_finish(&g->fsdp, &ctx), "shards");
     if (t->buckets) {
         check(te_buckets_finish(t->buckets, &ctx), "buckets");
         return;
@@ -1580,6 +1620,7 @@ int main(int argc, char **argv) {
     te_adamw opt;
     const size_t opt_bytes = te_adamw_bytes_of(g.own, g.own_models, &config);
     check(te_adamw_init(&opt, target_memory(opt_bytes), opt_bytes, g.own, g.own_models, &config, &ctx), "optimizer");
+    g.state_bytes += opt_bytes;
     te_loss_scaler scaler; /* f16: the gradients of most weights are below what it represents */
     const int scales_loss = TE_JOIN1(TE_, GPT_DTYPE) == TE_f16;
     if (scales_loss) {
@@ -1608,12 +1649,16 @@ int main(int argc, char **argv) {
     if (tensor > 1) printf(", %d processes a replica%s", tensor, o.sp ? ", which share its tokens" : "");
     if (stages > 1) printf(", %d stages with %ld part%s of the model each", stages, o.chunks, o.chunks > 1 ? "s" : "");
     printf("\n");
+    printf("memory of a rank: %.1f MB of weights, gradients and optimizer states, %.1f MB that forward saves\n",
+           (double)g.state_bytes / 1e6, (double)g.saved_bytes / 1e6);
     te_buckets buckets;
     te_buckets_config buckets_config = te_buckets_defaults();
     if (!strcmp(o.sums, "bf16")) buckets_config.dtype = TE_bf16;
     buckets_config.shards = config.rule == TE_RULE_muon ? 1 : config.shards; /* Muon reads whole gradients */
     memset(&buckets, 0, sizeof buckets);
-    if (stages == 1) check(te_buckets_init(&buckets, g.run, g.models, &buckets_config, &ctx), "buckets");
+    if (stages == 1) /* with --zero 2 and 3 only of the models that are not sharded */
+        check(te_buckets_init(&buckets, o.zero >= 2 ? g.resident : g.run, o.zero >= 2 ? g.resident_models : g.models,
+                              &buckets_config, &ctx), "buckets");
 
     curve curve_;
     memset(&curve_, 0, sizeof curve_);
@@ -1632,7 +1677,8 @@ int main(int argc, char **argv) {
     t_.batch.loss_scale = 1.0f / (float)tokens_a_step;
     if (scales_loss) t_.batch.loss_count = te_loss_scaler_inverse(&scaler);
     double began = now(), since = began, loss = NAN;
-    long counted = step, begun_at = step;
+    double training = 0; /* seconds of the steps since the first report, without validation and checkpoints */
+    long counted = step, begun_at = step, trained = 0;
     int stops = processes == 1 && interrupted; /* several ranks stop together, at a report */
     while (step < o.steps && !stops) {
         const int report = (step + 1) % o.log == 0 || step + 1 == o.steps || step == 0;
@@ -1649,6 +1695,7 @@ int main(int argc, char **argv) {
         check(te_comm_synchronize(&ctx), "step");
         loss = loss_over_ranks(sum) / (double)(o.accumulate * replicas * contexts);
         const double t1 = now(), rate = (double)(step - counted) * tokens_a_step / (t1 - since);
+        if (counted > begun_at) training += t1 - since, trained += step - counted;
         double validation = NAN;
         if (o.validate && (step % o.validate == 0 || step == o.steps)) validation = validation_loss(&g, &c, 8, seed);
         const double left = (t1 - began) / (double)(step - begun_at) * (double)(o.steps - step);
@@ -1676,12 +1723,14 @@ int main(int argc, char **argv) {
     save(checkpoint, &g, &opt, &o, &c);
     printf("%s after %ld steps; wrote %s, %s%s%s\n", stops ? "stopped" : "done", step, checkpoint, tsv,
            drawn ? " and " : "", drawn ? svg : "");
+    if (trained) printf("%.2f ms a step\n", 1e3 * training / (double)trained);
     if (stops && step < o.steps) printf("./train_gpt --resume --out %s continues from here\n", o.out);
     else if (o.sample && !replica && !shard.rank) {
         printf("\n--- sample ---\n");
         print_sample(&g, o.prompt, (int)o.sample, o.temperature, seed);
     }
     te_buckets_destroy(&buckets);
+    te_fsdp_destroy(&g.fsdp);
 #ifdef TE_COMM
     if (processes > 1) check(te_comm_release(&comm, g.saved_memory, &ctx), "memory");
     te_comm_destroy(&comm); /* does nothing if there is one process */

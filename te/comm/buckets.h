@@ -302,7 +302,7 @@ TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *mode
     TE_TRY(te__buckets_check_models(models, count, config, ctx));
     memset(b, 0, sizeof *b);
     b->config = *config, b->models = models, b->model_count = count;
-    b->watch.slices = config->shards;
+    b->watch.slices = config->shards, b->watch.finish = "te_buckets_finish";
     b->watch.allows = te__buckets_allow_backward, b->watch.is_final = te__buckets_grad_ready;
     b->tensor = *te_tensor_group(ctx);
     te_status status = te__bucket_reducer_open(&b->reducer, config->bytes, config->dtype, config->dma, ctx);

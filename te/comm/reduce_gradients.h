@@ -81,6 +81,7 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
                    "te_reduce_gradients: model %d is null, not bound, or bound without gradients", i);
     for (int i = 0; i < count; i++) TE_TRY(te__check_reduced(models[i], "te_reduce_gradients", ctx));
     for (int i = 0; i < count; i++) {
+        if (models[i]->shards) continue; /* reduced while backward ran (te_fsdp_init) */
         TE_TRY(te__reduce_group(te_tensor_group(ctx), models[i], 1, ctx));
         TE_TRY(shards > 1 ? te__reduce_scatter_group(te_data_group(ctx), models[i], shards, ctx)
                           : te__reduce_group(te_data_group(ctx), models[i], 0, ctx));

@@ -16,7 +16,7 @@
  *
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor or pipeline
- * parallelism or ZeRO-1 they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy).
+ * parallelism or ZeRO they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy).
  * Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of recipes only if
  * te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may also continue
  * with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h). Weights that
@@ -328,7 +328,7 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
-    for (int i = 0; i < c->count; i++) TE_TRY(te__check_writable(c->models[i].model, "checkpoint", ctx));
+    for (int i = 0; i < c->count; i++) TE_TRY(te__check_not_mapped(c->models[i].model, "checkpoint", ctx));
     if (!c->force && !f->verified) TE_TRY(te_safetensors_verify(&file, ctx));
     TE_TRY(te_safetensors_check(f, l->tensor, l->count, 1, ctx));
     if (!c->force) TE_TRY(te__checkpoint_check_plans(c, f, ctx));

@@ -19,6 +19,7 @@
  * ZeRO-1: set config.shards = te_data_group(&ctx)->size before te_adamw_bytes_of, and call te_adamw_reduce(&opt, &ctx)
  * instead of te_reduce_gradients. Each rank then stores only 1 / shards of the moments and of the master weights; the
  * results are the same as without sharding. With Muon, each matrix is assigned to one rank, which orthogonalises it.
+ * For ZeRO-2 and ZeRO-3 see fsdp.h.
  */
 #ifndef TE_ADAMW_H
 #define TE_ADAMW_H
@@ -104,7 +105,7 @@ TE_API int te_adamw_next(te_adamw_iter *it) {
     it->m = (char *)opt->m + te__moments_bytes(it->m_at, opt->moments), it->m_at += slot;
     it->v = it->rule == TE_RULE_adamw ? (char *)opt->v + te__moments_bytes(it->v_at, opt->moments) : 0;
     if (it->v) it->v_at += slot;
-    it->master = (float *)it->param->data + it->from;
+    it->master = (float *)te__param_at(opt->models[it->model], it->param, it->from);
     if (it->param->dtype == TE_f32) return 1;
     it->master = opt->no_master ? 0 : opt->master + it->master_at, it->master_at += slot;
     return 1;
@@ -258,8 +259,9 @@ TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t by
     te_adamw_iter it = te_adamw_tensors(opt);
     for (te__adamw_tensor *t = rows; te_adamw_next(&it); t++, first++) {
         t->dtype = it.param->dtype, t->elements = it.elements;
-        t->master = it.master, t->m = it.m, t->v = it.v, t->grad = it.param->grad + it.from;
-        t->weight = (char *)it.param->data + (size_t)it.from * te_dtype_bytes(t->dtype);
+        t->master = it.master, t->m = it.m, t->v = it.v;
+        t->grad = te__grad_at(opt->models[it.model], it.param, it.from);
+        t->weight = te__param_at(opt->models[it.model], it.param, it.from);
         te__adamw_set_group(t, config, opt->models[it.model], it.param);
         t->rule = it.rule, t->at = it.zero1.before + it.from;
         first[1] = first[0] + (int32_t)te_ceil_div(t->elements, TE__ADAMW_CHUNK);

@@ -171,6 +171,7 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
                                     te_zero1 zero1, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "gradient norm", ctx));
     TE_REQUIRE(norm, ctx, TE_ERROR_NULL, "gradient norm: the struct is null");
+    TE_TRY(te__zero1_check_shards(models, count, zero1, "gradient norm", ctx));
     const te__grad_norm_layout l = te__grad_norm_layout_of(models, count, zero1);
     TE_TRY(te__memory_check(memory, bytes, l.bytes, models, count, "gradient norm", ctx));
 
@@ -186,7 +187,7 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
                                                      them */
         const int counts = (!it.is_replicated || !zero1.rank) && !it.param->is_copy;
         const int64_t owned = te_shard_layout_of(it.param, group).owned - it.from;
-        rows[t].grad = it.param->grad + it.from;
+        rows[t].grad = te__grad_at(models[it.model], it.param, it.from);
         rows[t].elements = counts ? te_max(0, te_min(it.elements, owned)) : 0;
         first[t + 1] = first[t] + (int32_t)te_ceil_div(rows[t].elements, TE__NORM_CHUNK);
     }

@@ -459,6 +459,10 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
     TE_TRY(te__models_bound(models, count, "recipes", ctx));
     TE_REQUIRE(s && config, ctx, TE_ERROR_NULL, "recipes: the struct or the config is null");
     TE_TRY(te__recipes_check_config(config, ctx));
+    for (int i = 0; i < count; i++)
+        TE_REQUIRE(!models[i]->shards || !models[i]->shards->has_weights, ctx, TE_ERROR_STATE,
+                   "recipes: the weights of model %d (%s) are sharded, and GEMMs in FP8 read copies of whole weights; "
+                   "te_fsdp_config.zero 2 shards gradients alone", i, models[i]->plan->name);
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it))
         TE_REQUIRE(it.param->data, ctx, TE_ERROR_STATE, "recipes: %s.%s has no memory; te_tie it to another parameter",

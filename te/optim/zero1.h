@@ -175,6 +175,20 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
+/* Check that models whose gradients are sharded (te_fsdp_init) are read in the same shards. */
+TE_API te_status te__zero1_check_shards(te_model *const *models, int count, te_zero1 zero1, const char *who,
+                                        te_context *ctx) {
+    for (int i = 0; i < count; i++) {
+        const te_model_shards *s = models[i]->shards;
+        TE_REQUIRE(!s || s->ranks == zero1.ranks, ctx, TE_ERROR_STATE,
+                   "%s: the gradients of model %d (%s) are in %d shards (te_fsdp_init), and shards is %d here", who, i,
+                   models[i]->plan->name, s->ranks, zero1.ranks);
+        TE_REQUIRE(!s || s->ranks == 1 || !zero1.whole, ctx, TE_ERROR_STATE,
+                   "%s: the gradients of model %d (%s) are sharded (te_fsdp_init), and muon needs whole matrices", who,
+                   i, models[i]->plan->name);
+    }
+    return TE_OK;
+}
 /* Check that there are as many shards as ranks in the data group. If the buffers of whole models are divided, also
  * check that each model has its parameters in one buffer and in one dtype, and its gradients in one buffer in the same
  * order. */
@@ -183,6 +197,7 @@ TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 ze
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
                "%s: shards is %d, and the data group is of %d; it is that or 1", who, ranks,
                te_data_group(ctx)->size);
+    TE_TRY(te__zero1_check_shards(models, count, zero1, who, ctx));
     for (int i = 0; ranks > 1 && !zero1.whole && i < count; i++) {
         const te_model *m = models[i];
         TE_REQUIRE((m->params && m->grads) || !m->elements, ctx, TE_ERROR_STATE,
@@ -259,7 +274,8 @@ TE_API te_status te__zero1_gather(te_model *const *models, int count, te_zero1 z
     if (zero1.whole) return te__zero1_gather_by_tensor(models, count, zero1, buffer, ctx);
     for (int i = 0; i < count; i++) {
         const te_model *m = models[i];
-        const int64_t shard = te__slice_elements(m->elements, zero1.ranks);
+        const int is_sharded = m->shards && m->shards->has_weights; /* the next pass gathers the weights */
+        const int64_t shard = is_sharded ? 0 : te__slice_elements(m->elements, zero1.ranks);
         char *const all = (char *)(uintptr_t)m->params,
              *const mine = all + (size_t)(zero1.rank * shard) * te_dtype_bytes(m->plan->dtype);
         if (shard) TE_TRY(te_group_all_gather(te_data_group(ctx), all, mine, shard, m->plan->dtype, ctx));

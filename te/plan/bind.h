@@ -44,14 +44,42 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
-/* Return an error if a parameter of m is stored in a mapped file and therefore must not be written. Call this before
- * writing to m's parameters. who: the caller's name, for the error text. */
-TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
+/* Return an error if a parameter of m is stored in a mapped file and therefore must not be written. who: the caller's
+ * name, for the error text. */
+TE_API te_status te__check_not_mapped(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
                    "%s: %s: %s.%s lies in a file (te_weights_use), which is only read", who, m->plan->name,
                    m->param[i].op, m->param[i].field);
     return TE_OK;
+}
+/* Return an error if te_param.data of a parameter of m must not be written. Call this before writing there. */
+TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
+    TE_TRY(te__check_not_mapped(m, who, ctx));
+    TE_REQUIRE(!m->shards || !m->shards->has_weights || m->shards->is_gathered, ctx, TE_ERROR_STATE,
+               "%s: the weights of %s are sharded, and not gathered now; call te_fsdp_gather before, for one list at a "
+               "time, and te_fsdp_keep behind it", who, m->plan->name);
+    return TE_OK;
+}
+
+/* ---- sharded parameters ------------------------------------------------------------------------------------------ */
+
+/* Return the index, in the shard memory of m (te_model_shards.params, .grads), of element `from` of parameter p, which
+ * this rank must have. */
+TE_API int64_t te__shard_index(const te_model *m, const te_param *p, int64_t from) {
+    const te_model_shards *s = m->shards;
+    const int64_t at = (p->grad - m->grads) + from, behind = s->elements * s->ranks;
+    return at < behind ? at - s->rank * s->elements : at - behind + s->elements;
+}
+/* Return the address of element `from` of p where an optimizer updates it, and that of its gradient summed over the
+ * ranks. */
+TE_API void *te__param_at(const te_model *m, const te_param *p, int64_t from) {
+    const int is_sharded = m->shards && m->shards->has_weights;
+    char *const data = (char *)(is_sharded ? m->shards->params : p->data);
+    return data + (size_t)(is_sharded ? te__shard_index(m, p, from) : from) * te_dtype_bytes(p->dtype);
+}
+TE_API const float *te__grad_at(const te_model *m, const te_param *p, int64_t from) {
+    return m->shards ? m->shards->grads + te__shard_index(m, p, from) : p->grad + from;
 }
 
 /* ---- writes to parameters ---------------------------------------------------------------------------------------- */
@@ -95,8 +123,8 @@ TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
  * who: the caller's name, for the error text. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
-               "%s: the gradients of %s are being reduced since te_buckets_begin; te_buckets_finish comes first", who,
-               m->plan->name);
+               "%s: the gradients of %s are being reduced over ranks; %s comes first", who, m->plan->name,
+               m->watch->finish);
     return TE_OK;
 }
 /* Make the checks of te__check_bound. Also return an error if a parameter has no memory, if a parameter has a format
@@ -221,6 +249,7 @@ TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *para
                plan->name);
     m->plan = plan, m->param = param, m->param_count = param_count;
     m->params = params, m->grads = grads, m->elements = elements, m->grad_elements = grads ? elements : 0, m->watch = 0;
+    m->shards = 0;
     m->is_elsewhere = is_elsewhere;
     m->param_bytes = te_plan_param_bytes(plan);
     m->at = (const void *)param == (const void *)(m + 1) ? m : 0;
@@ -258,9 +287,10 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                                float *grads, te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);
 }
-/* Fill in the names, shapes and shards of an instance's parameters, without any memory, for a model that another stage
- * of a pipeline has. te_checkpoint_save and te_checkpoint_load want all models of a pipeline on each rank, in the same
- * order; such an instance stands for one of another stage. Other calls refuse it. */
+/* Fill in the names, shapes and shards of an instance's parameters, without any memory, for a model that te_fsdp_init
+ * (te/optim/fsdp.h) will bind, or that another stage of a pipeline has. te_checkpoint_save and te_checkpoint_load want
+ * all models of a pipeline on each rank, in the same order; such an instance stands for one of another stage. Other
+ * calls refuse it. */
 TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *param, int param_count,
                                    te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
@@ -319,6 +349,9 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
                owner->op, owner->field, user->op, user->field);
     TE_REQUIRE(!user->with || user->with == owner, ctx, TE_ERROR_STATE,
                "te_tie: %s.%s is tied to another parameter; bind both of their instances again", user->op, user->field);
+    TE_REQUIRE(!owner->is_sharded, ctx, TE_ERROR_STATE,
+               "te_tie: the list of %s.%s is sharded, so its gradients have no memory while other lists run; leave it "
+               "out of te_fsdp_init", owner->op, owner->field);
     TE_REQUIRE(user->rows == owner->rows && user->cols == owner->cols, ctx, TE_ERROR_SHAPE,
                "te_tie: %s.%s is %lld x %lld, %s.%s is %lld x %lld", user->op, user->field, (long long)user->rows,
                (long long)user->cols, owner->op, owner->field, (long long)owner->rows, (long long)owner->cols);

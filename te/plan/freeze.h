@@ -101,6 +101,7 @@ TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ct
     const char *name = m->plan->name;
     const size_t bytes = te_trained_grad_bytes(m), param_bytes = te_plan_param_bytes(m->plan);
     const uintptr_t first = (uintptr_t)m->params, second = (uintptr_t)grads;
+    TE_REQUIRE(!m->shards, ctx, TE_ERROR_STATE, "%s: its gradients are sharded (te_fsdp_init)", name);
     TE_REQUIRE(grads, ctx, TE_ERROR_NULL, "%s: grads is null", name);
     TE_REQUIRE(second % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT, "%s: grads must be aligned to %d bytes", name,
                (int)TE_ALIGN);

@@ -408,6 +408,7 @@ typedef struct te_param {
                               * gradient of these elements is summed over those ranks. 1: each rank holds its own */
     int sums;                /* 1: each rank of the tensor group has only a partial sum of the parameter's gradient */
     int is_copy;             /* 1: another stage of the pipeline has the parameter, too (te_model_mark_copy) */
+    int is_sharded;          /* 1: its gradient or its values, too, are sharded over the data group (te_model_shards) */
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
                               * writes first, which is itself or one that is tied to it. null: there is no tie */
     uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); unused
@@ -422,7 +423,9 @@ typedef struct te_param {
 /* A listener that backward calls as soon as a gradient is final, that is, when it will not be written again before the
  * optimizer step. te/comm/buckets.h uses it to reduce final gradients over ranks while the rest of backward runs. */
 typedef struct te_watch {
-    int armed;  /* 1: backward calls this listener; 0: backward does not call it */
+    int armed;  /* 1: backward calls this listener, and the gradients must not be read yet; 0: backward calls it only
+                 * if te_model.shards is set */
+    const char *finish; /* the call after which the gradients may be read, for error texts */
     int slices; /* the number of slices into which the buffer of reduced gradients is cut: with ZeRO-1, each rank gets
                  * one slice; 1: each rank gets all gradients */
     /* Return an error if backward of m must not run now, because it would overwrite gradients that are being
@@ -431,6 +434,23 @@ typedef struct te_watch {
     /* Backward calls this when it will not write the gradient of p again. */
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;
+
+/* The shards of an instance whose gradients, or weights and gradients, are sharded over the data group
+ * (te/optim/fsdp.h). The memory to which the instance is bound is then filled and used only while a pass runs. An
+ * instance with n elements is cut into `ranks` shards of te__slice_elements(n, ranks) elements, one for each rank; each
+ * rank also has the few elements behind the last shard. */
+typedef struct te_model_shards {
+    int has_weights;  /* 1: weights and gradients are sharded; 0: only gradients are */
+    int is_gathered;  /* 1: the memory to which the instance is bound has its weights at present */
+    int rank, ranks;
+    int64_t elements; /* the number of elements of a shard */
+    void *params;     /* this rank's shard of the weights and, behind it, the elements behind the last shard; the whole
+                       * weights, te_model.params, if only gradients are sharded */
+    float *grads;     /* the same of the gradients, summed over the ranks */
+    /* The executor calls this when all checks of a pass have been made, before it enqueues the first step: it gathers
+     * the weights. accumulates: 1: backward adds to the gradients; 0: it overwrites them */
+    te_status (*begin)(struct te_model_shards *s, int is_backward, int accumulates, te_context *ctx);
+} te_model_shards;
 
 /* One instance of a list, the first member of the struct that TE_SEQUENTIAL declares. The instance's parameters follow
  * in the same struct, in list order. An instance must not move in memory after it was bound: calls return an error for
@@ -447,6 +467,7 @@ typedef struct te_model {
     int64_t elements, grad_elements;
     size_t param_bytes;
     te_watch *watch;           /* null: there is no listener */
+    te_model_shards *shards;   /* null: this rank has all weights and gradients of the instance */
     int is_elsewhere;          /* 1: another stage of the pipeline has the memory (te_model_describe) */
 } te_model;
 

@@ -4,7 +4,8 @@
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
  * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
  * parameter's elements, and for a second range in the few elements behind the last shard, which are replicated
- * (zero1.h). An optimizer's moments in 8 bits are stored as bf16 in the file.
+ * (zero1.h); with ZeRO-3, of the parameter itself, too (fsdp.h). An optimizer's moments in 8 bits are stored as bf16 in
+ * the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
  * a time. Each rank fills a buffer with -0.0 and copies its shards into it. An all-reduce sums the buffers; since x +
@@ -180,10 +181,30 @@ TE_API void te__checkpoint_count_model(te__checkpoint_tensors *l, int i, const t
     l->models += te__model_mark(i);
     if (!l->replica && !l->ranks->rank && !m->is_elsewhere && !is_copy) l->saves += te__model_mark(i);
 }
+/* Add the shards that this rank has of a parameter whose weights are sharded over the data group (te_fsdp_init): one in
+ * its shard of the model, and one among the elements behind the last shard. */
+TE_API void te__checkpoint_add_param_shards(te__checkpoint_tensors *l, te_model *m, const te_param *p) {
+    const te_model_shards *s = m->shards;
+    const int64_t behind = s->elements * s->ranks, at = p->grad - m->grads, end = at + p->rows * p->cols;
+    const int64_t from[2] = {s->elements * s->rank, behind}, to[2] = {from[0] + s->elements, m->elements};
+    for (int i = 0; i < 2; i++) {
+        const int64_t first = te_max(from[i], at), last = te_min(to[i], end);
+        te__tensor_shard shard;
+        if (first >= last) continue;
+        shard.from = first - at, shard.elements = last - first, shard.format = TE__AS_STORED;
+        shard.data = te__param_at(m, p, shard.from);
+        shard.saves = te__rank_saves(p, l->ranks) && (!i || !l->replica);
+        te__checkpoint_add_shard(l, l->count - 1, shard);
+    }
+}
 TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p) {
     te__tensor_shard shard;
     te__checkpoint_add(l, "", m, p, p->dtype);
     if (m->model->is_elsewhere) return;
+    if (m->model->shards && m->model->shards->has_weights) {
+        te__checkpoint_add_param_shards(l, m->model, p);
+        return;
+    }
     shard.data = p->data, shard.from = 0, shard.elements = p->rows * p->cols;
     shard.saves = !p->is_copy && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);

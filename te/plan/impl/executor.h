@@ -268,6 +268,8 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     if (r->saved) r->saved->plan = 0; /* until the pass has run, mark *saved as not filled, so that no backward accepts
                                        * it */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
+    if (m->shards)
+        TE_TRY(m->shards->begin(m->shards, r->pass == TE_BACKWARD, r->batch->accumulate, ctx));
     r->dry = 0, r->pool.base = ctx->workspace ? (char *)ctx->workspace + r->copies_bytes : 0;
     TE_TRY(te__copy_operands(r));
     te__launch_record_begin(ctx);
@@ -286,6 +288,7 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
     te__set_recipe_use(r, TE_USE_as_bound);
+    if (m->shards) r->watch = m->watch; /* in forward too: it says that collectives run on a second stream */
 }
 
 /* Check the arguments of a forward or an inference call, and initialise *r for it. */
@@ -401,7 +404,7 @@ TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *sa
     r.saved_bytes = saved->used, r.loss_in_backward = saved->loss_in_backward;
     r.backward_stop = te__backward_stop_of(&r);
     TE_TRY(te__check_backward_stop(&r, m));
-    if (m->watch && m->watch->armed) TE_TRY((r.watch = m->watch)->allows(m->watch, m, ctx));
+    if (m->watch && (m->watch->armed || m->shards)) TE_TRY((r.watch = m->watch)->allows(m->watch, m, ctx));
     return te__execute(&r, r.dy, m, saved);
 }
 

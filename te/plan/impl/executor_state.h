@@ -140,7 +140,8 @@ typedef struct te_run {
                                     * produced one sum for each column, this stage adds up the columns */
     int column_count;
     te_deferred_wgrad deferred_wgrad;
-    te_watch *watch;               /* the listener that backward tells which gradients are final; null: there is none */
+    te_watch *watch;               /* the listener that backward tells which gradients are final, and because of which
+                                    * collectives run on a second stream during the pass; null: there is none */
 } te_run;
 
 /* Return the policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved

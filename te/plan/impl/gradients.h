@@ -61,9 +61,10 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. */
+/* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. If gradients are
+ * sharded, the sums over ranks are added to the shards instead. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
-    return p->shared || (r->batch && r->batch->accumulate);
+    return p->shared || (r->batch && r->batch->accumulate && !(r->model && r->model->shards));
 }
 
 /* Tell the listener, if there is one, that this backward will not write p's gradient again. */
@@ -73,7 +74,7 @@ TE_API te_status te__notify_final(te_run *r, const te_param *p) {
 /* Called after step s: tell the listener (r->watch) which gradients are final, i.e. will not be written again: those of
  * the parameters of the step's ops, except deferred column sums. */
 TE_API te_status te__notify_step(te_run *r, const te_step *s) {
-    for (int j = 0; r->watch && j < s->count; j++)
+    for (int j = 0; r->watch && r->pass == TE_BACKWARD && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {
             const te_param *p = &r->param[s->op[j]][k];
             int is_deferred = 0;
