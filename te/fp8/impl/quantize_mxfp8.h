@@ -133,9 +133,7 @@ TE_FN void te__mxfp8_unit(const te_quantize_microscaled *q, const te__mxfp8_lane
     TE_UNROLL for (int i = 0; i < TE_MXFP8_ROWS; i++) {
         uint32_t code = 0;
         if (by_row) {
-            float m = 0.0f;
-            TE_UNROLL for (int h = 0; h < TE_MXFP8_VECTORS; h++)
-                m = te__microscaled_max(m, te_vec8_largest(&x[i][h], k.from));
+            const float m = te_vec8_largest(x[i], TE_MXFP8_VECTORS, k.from);
             code = te__mxfp8_scale(te_lanes_pair_max(te_lanes_pair_max(m, 1), 2));
             if (!k.rounded && l->across == 0 && i < rows) q->y.scales[scale_at + i * stride] = (uint8_t)code;
         }
