@@ -84,10 +84,12 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
      * the rounded minimum. `above` is saturated to 1, which is code 8. */
     const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
     TE_UNROLL for (int k = 0; k < 8; k++) {
-        const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero), up_to_4 = fmaf(a, unit, zero + 2.0f * unit);
+        const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero);
+        const float up_to_4 = fmaf(a, unit, zero + 2.0f * unit);
         float above;
         asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(above) : "f"(a), "f"(0.5f * unit), "f"(zero + 4.0f * unit));
-        codes += (uint32_t)min(min(__float_as_int(up_to_2), __float_as_int(up_to_4)), __float_as_int(above)) << 4 * k;
+        const int least = min(min(__float_as_int(up_to_2), __float_as_int(up_to_4)), __float_as_int(above));
+        codes += (uint32_t)least << 4 * k;
     }
     codes -= 0x3f7ffff8u * 0x11111111u;           /* the bits of `zero`, which were added eight times */
     codes -= (codes & 0x88888888u) >> 3;          /* 8 becomes 7 */

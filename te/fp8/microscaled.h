@@ -89,7 +89,8 @@ typedef struct te_quantize_microscaled {
     /* The members below are for nvfp4 only. */
     float *amax;              /* [2], output: the largest |x|, and the largest |x| after the Hadamard transform; target
                                * memory; it must not be null */
-    int square_blocks;        /* 1: a block is 16 x 16 elements, in y and in yt (weights); neither with hadamard nor with rng */
+    int square_blocks;        /* 1: a block is 16 x 16 elements, in y and in yt (weights); neither with hadamard nor
+                               * with rng */
     int hadamard;             /* 1: yt is the cast of the transformed x (te_hadamard16) */
     const te_rng *rng;        /* null: round to nearest even; else stochastically, with this random state */
     uint32_t stream;          /* stochastic rounding: y draws from this stream, yt from stream + 1 */

@@ -118,8 +118,8 @@ TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t
 
 /* ---- a unit of 16 x 16 ------------------------------------------------------------------------------------------- */
 
-/* The first row and column of what a lane holds; how many of its 16 rows exist, 0 if none of its columns does; and which
- * half of the unit's columns it holds (on the host, 0). */
+/* The first row and column of what a lane holds; how many of its 16 rows exist, 0 if none of its columns does; and
+ * which half of the unit's columns it holds (on the host, 0). */
 typedef struct te__nvfp4_lane { int64_t row, col; int rows, across; } te__nvfp4_lane;
 typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
 /* How a kernel casts: blocks of 16 elements, rounded to nearest even or stochastically; or blocks of 16 x 16. */
@@ -279,7 +279,8 @@ TE_FN void te__nvfp4_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], cons
 /* Transpose a matrix of 8 x 8 numbers of four bits: number j of to[i] = number i of from[j]. */
 TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     uint32_t pairs[2][4], t[4];
-    TE_UNROLL for (int j = 0; j < 4; j++) { /* byte i of pairs[odd][j]: number 2 i + odd of from[2 j] and from[2 j + 1] */
+    /* byte i of pairs[odd][j]: number 2 i + odd of from[2 j] and from[2 j + 1] */
+    TE_UNROLL for (int j = 0; j < 4; j++) {
         const uint32_t a = from[2 * j], b = from[2 * j + 1];
         pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
         pairs[1][j] = (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u);
@@ -290,7 +291,11 @@ TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     }
 }
 /* The casts of the eight columns of a vector: for each the codes of its 16 elements, and its scale. */
-typedef struct te__nvfp4_cast_columns { uint32_t codes[2][8]; uint8_t scale[8]; float value[8]; } te__nvfp4_cast_columns;
+typedef struct te__nvfp4_cast_columns {
+    uint32_t codes[2][8];
+    uint8_t scale[8];
+    float value[8];
+} te__nvfp4_cast_columns;
 
 /* Cast vector h of the unit along its columns. */
 TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_microscaled *q, const te__nvfp4_scales *s,
