@@ -21,8 +21,8 @@
 /* An operand: a matrix of `lines` x k whose blocks lie along k. */
 typedef struct te_microscaled_operand {
     const uint8_t *data, *scales; /* the elements, and the swizzled scales */
-    const float *amax; /* nvfp4: the largest |x| of the tensor, te_quantize_microscaled.amax, or amax + 1 of a columnwise
-                        * operand; mxfp8: null */
+    const float *amax; /* nvfp4: the largest |x| of the tensor, te_quantize_microscaled.amax, or amax + 1 if the operand
+                        * is columnwise; mxfp8: null */
     int columnwise;    /* 1: data is the columnwise output of a cast of [k, lines] (yt); 0: the rowwise output of a cast
                         * of [lines, k] (y) */
 } te_microscaled_operand;

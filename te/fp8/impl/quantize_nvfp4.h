@@ -14,8 +14,9 @@
  * scale is infinite: both reach the product.
  *
  * A pair of lanes casts 16 x 16 elements; a lane holds 16 rows of eight columns, so a column's block and its transform
- * lie in one lane. Lower bound: a copy of the same bytes, for a bf16 element 5.13: 2 for each pass, and 0.56 each for y
- * and yt. GPUs before Blackwell convert to e2m1 by integer instructions, which take more time than these bytes
+ * lie in one lane. Elements and scales go through shared memory, so that whole pieces of lines are stored. Lower bound:
+ * a copy of the same bytes, for a bf16 element 5.13: 2 for each pass, and 0.56 each for y and yt. GPUs before Blackwell
+ * have no instruction that converts to e2m1, and their conversions take more time than these bytes
  * (docs/notes/fp8_casts.md).
  */
 #ifndef TE_QUANTIZE_NVFP4_H
@@ -30,7 +31,10 @@
 enum {
     TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the vectors of eight columns of a 16 x 16 unit that a lane holds */
     TE_NVFP4_THREADS = TE_CUDA ? 256 : 1,
-    TE_NVFP4_UNITS = 128 /* the units of 16 x 16 that a block of threads casts: on CUDA 4 x 4 in each warp */
+    /* a block of threads casts a tile of 128 x 256 elements, units of 16 x 16: on CUDA 4 x 4 in each warp */
+    TE_NVFP4_TILE_ROWS = 8, /* in units */
+    TE_NVFP4_TILE_COLS = 16,
+    TE_NVFP4_UNITS = TE_NVFP4_TILE_ROWS * TE_NVFP4_TILE_COLS
 };
 
 /* ---- the Hadamard transform -------------------------------------------------------------------------------------- */
@@ -118,9 +122,15 @@ TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t
 
 /* ---- a unit of 16 x 16 ------------------------------------------------------------------------------------------- */
 
-/* The first row and column of what a lane holds; how many of its 16 rows exist, 0 if none of its columns does; and
- * which half of the unit's columns it holds (on the host, 0). */
-typedef struct te__nvfp4_lane { int64_t row, col; int rows, across; } te__nvfp4_lane;
+/* The first row and column of the tile of a block of threads. */
+typedef struct te__nvfp4_tile { int64_t row, col; } te__nvfp4_tile;
+/* What a lane holds: its unit, numbered in the tile; the first row and column; how many of the 16 rows exist, 0 if none
+ * of the columns does; and which half of the unit's columns it is (on the host, 0). */
+typedef struct te__nvfp4_lane {
+    int unit_row, unit_col;
+    int64_t row, col;
+    int rows, across;
+} te__nvfp4_lane;
 typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
 /* How a kernel casts: blocks of 16 elements, rounded to nearest even or stochastically; or blocks of 16 x 16. */
 typedef enum te__nvfp4_casts { TE_NVFP4_nearest, TE_NVFP4_stochastic, TE_NVFP4_square } te__nvfp4_casts;
@@ -138,20 +148,23 @@ TE_FN te__nvfp4_kind te__nvfp4_kind_of(const int aligned, const int rounded, con
     k.aligned = aligned, k.rounded = rounded, k.casts = casts, k.from = from;
     return k;
 }
-/* Returns the lane's part of unit number `unit` of the whole tensor. 4 x 4 units are a tile. */
-TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, uint32_t unit, int lane) {
+TE_FN te__nvfp4_tile te__nvfp4_tile_of(const te_quantize_microscaled *q, te_block b) {
+    te__nvfp4_tile t;
+    const uint32_t across = (uint32_t)te_ceil_div(q->cols, TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
+    t.row = (int64_t)((uint32_t)b.x / across) * (TE_NVFP4_TILE_ROWS * TE_NVFP4_BLOCK);
+    t.col = (int64_t)((uint32_t)b.x % across) * (TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
+    return t;
+}
+/* Returns what a lane holds of unit number i of those that it casts. On CUDA it casts one. The 16 units of a warp are 4
+ * x 4, so that eight lanes load 64 columns of a row; the warps are 2 x 4. */
+TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, const te__nvfp4_tile *t, te_lanes g, int i) {
     te__nvfp4_lane l;
-    const uint32_t tiles_across = (uint32_t)te_ceil_div(q->cols, 4 * TE_NVFP4_BLOCK), tile = unit / 16;
-    l.across = TE_CUDA ? lane % 2 : 0;
-    l.row = (int64_t)(tile / tiles_across * 4 + unit % 16 / 4) * TE_NVFP4_BLOCK;
-    l.col = (int64_t)(tile % tiles_across * 4 + unit % 4) * TE_NVFP4_BLOCK + l.across * 8;
+    l.unit_row = TE_CUDA ? g.id / 128 * 4 + g.id / 8 % 4 : i / TE_NVFP4_TILE_COLS;
+    l.unit_col = TE_CUDA ? g.id / 32 % 4 * 4 + g.id / 2 % 4 : i % TE_NVFP4_TILE_COLS;
+    l.across = TE_CUDA ? g.id % 2 : 0;
+    l.row = t->row + l.unit_row * TE_NVFP4_BLOCK, l.col = t->col + l.unit_col * TE_NVFP4_BLOCK + l.across * 8;
     l.rows = l.col < q->cols ? (int)te_max(0, te_min(TE_NVFP4_BLOCK, q->rows - l.row)) : 0;
     return l;
-}
-/* Returns unit number i of those that a lane casts. On CUDA a lane has a part of one unit. The 16 units of a warp are 4
- * x 4, so that eight lanes load 64 columns of a row. */
-TE_FN uint32_t te__nvfp4_unit_of(te_lanes g, te_block b, int i) {
-    return (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)(TE_CUDA ? g.id / 32 * 16 + g.id / 8 % 4 * 4 + g.id / 2 % 4 : i);
 }
 TE_FN void te__nvfp4_load(te__nvfp4_unit *u, const te_quantize_microscaled *q, const te__nvfp4_lane *l,
                           const int aligned, const te_dtype from) {
@@ -194,8 +207,9 @@ TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, cons
     int group;
     const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
     uint32_t bits = 0, transformed = 0;
+    const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
     for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
-        const te__nvfp4_lane l = te__nvfp4_lane_of(q, te__nvfp4_unit_of(g, b, k), g.id);
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q, &tile, g, k);
         te__nvfp4_unit u;
         te__nvfp4_load(&u, q, &l, aligned, from);
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
@@ -233,6 +247,117 @@ TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_quantize
         codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
     return codes;
 }
+/* Where a lane stores the elements and scales of its lines: those of the first line, the bytes from one line to the
+ * next, and how many lines are stored. */
+typedef struct te__nvfp4_lines { uint8_t *data, *scales; int64_t pitch, stride; int count; } te__nvfp4_lines;
+
+#if TE_CUDA
+/* The elements and scales of a tile, rowwise and columnwise, in shared memory, from which a block of threads stores
+ * whole pieces of lines: 128 bytes of a row, 64 of a column. Behind each 16 rows or eight columns is some padding, so
+ * that the lanes of a warp store to different banks. */
+typedef struct te__nvfp4_stage {
+    uint2 data[2][(TE_NVFP4_UNITS * 128 + 512) / 8];
+    uint32_t scales[2][(TE_NVFP4_UNITS * 16 + 256) / 4];
+} te__nvfp4_stage;
+/* The layout of a tile in te__nvfp4_stage: bytes of data and of scales in a line, and lines from one padding to the
+ * next. The padding is as large as two blocks of the lines between: `group` bytes of scales, 2 * `group` of data. */
+typedef struct te__nvfp4_layout { int lines, blocks, group; } te__nvfp4_layout;
+
+TE_FN te__nvfp4_layout te__nvfp4_layout_of(const int columnwise) {
+    te__nvfp4_layout l;
+    l.lines = TE_NVFP4_BLOCK * (columnwise ? TE_NVFP4_TILE_COLS : TE_NVFP4_TILE_ROWS);
+    l.blocks = columnwise ? TE_NVFP4_TILE_ROWS : TE_NVFP4_TILE_COLS, l.group = columnwise ? 8 : 16;
+    return l;
+}
+/* Returns the index, in the scales of a stage, of a block of a line. */
+TE_FN int te__nvfp4_staged_scale(const te__nvfp4_layout *l, int line, int block) {
+    return line * l->blocks + line / l->group * l->group + block;
+}
+/* Returns the index, in the data of a stage, of the first byte of a block of a line. */
+TE_FN int te__nvfp4_staged_data(const te__nvfp4_layout *l, int line, int block) {
+    return line * l->blocks * 8 + line / l->group * (2 * l->group) + block * 8;
+}
+TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                                         const int columnwise, te__nvfp4_stage *stage) {
+    te__nvfp4_lines to;
+    (void)q;
+    const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
+    const int line = columnwise ? l->unit_col * TE_NVFP4_BLOCK + l->across * 8 : l->unit_row * TE_NVFP4_BLOCK;
+    const int block = columnwise ? l->unit_row : l->unit_col;
+    to.data = (uint8_t *)stage->data[columnwise] + te__nvfp4_staged_data(&layout, line, block) +
+              (columnwise ? 0 : l->across * 4);
+    to.scales = (uint8_t *)stage->scales[columnwise] + te__nvfp4_staged_scale(&layout, line, block);
+    to.pitch = layout.blocks * 8, to.stride = layout.blocks, to.count = columnwise ? 8 : TE_NVFP4_BLOCK;
+    return to;
+}
+/* Store the elements that a block of threads has put into the stage, from line `first` and byte `at` of a line on. */
+TE_FN void te__nvfp4_store_stage_data(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
+                                      int64_t first_block, const te__nvfp4_stage *stage, const int columnwise) {
+    const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
+    /* a thread stores eight bytes of every `step`th line; step is a multiple of layout.group */
+    const int step = TE_NVFP4_THREADS / layout.blocks, block = (int)threadIdx.x % layout.blocks;
+    const int line = (int)threadIdx.x / layout.blocks, lines = (int)te_min(layout.lines, s->lines - first);
+    const uint2 *from = stage->data[columnwise] + te__nvfp4_staged_data(&layout, line, block) / 8;
+    uint8_t *to = o->data + (first + line) * s->pitch + (first_block + block) * 8;
+    if (first_block + block >= s->blocks) return;
+    TE_UNROLL for (int i = 0; i < layout.lines; i += step, to += step * s->pitch)
+        if (line + i < lines) *(uint2 *)(void *)to = from[te__nvfp4_staged_data(&layout, i, 0) / 8];
+}
+/* Store the scales in the same way, four at a time if they lie at multiples of four bytes. */
+TE_FN void te__nvfp4_store_stage_scales(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
+                                        int64_t first_block, const te__nvfp4_stage *stage, const int columnwise,
+                                        int swizzled) {
+    const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
+    const int step = TE_NVFP4_THREADS * 4 / layout.blocks, block = (int)threadIdx.x % (layout.blocks / 4) * 4;
+    const int line = (int)threadIdx.x / (layout.blocks / 4), lines = (int)te_min(layout.lines, s->lines - first);
+    const int blocks = (int)te_min(4, s->blocks - first_block - block), words = swizzled || s->blocks % 4 == 0;
+    const uint32_t *from = stage->scales[columnwise] + te__nvfp4_staged_scale(&layout, line, block) / 4;
+    TE_UNROLL for (int i = 0; i < layout.lines; i += step) {
+        uint32_t four = from[te__nvfp4_staged_scale(&layout, i, 0) / 4];
+        if (line + i >= lines || blocks <= 0) continue;
+        uint8_t *to = o->scales + te_microscale_at(TE_NVFP4, s, first + line + i, first_block + block, columnwise,
+                                                   swizzled);
+        if (blocks < 4) four &= (1u << 8 * blocks) - 1u; /* the padding of swizzled scales is 0 */
+        if (words) *(uint32_t *)(void *)to = four;
+        else TE_UNROLL_1 for (int k = 0; k < blocks; k++) to[k] = (uint8_t)(four >> 8 * k);
+    }
+}
+TE_FN void te__nvfp4_store_stage(const te_quantize_microscaled *q, const te__nvfp4_tile *t,
+                                 const te__nvfp4_stage *stage, const int columnwise) {
+    const te_microscaled_out *o = columnwise ? &q->yt : &q->y;
+    const te_microscaled_shape s = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, columnwise, q->swizzled);
+    const int64_t line = columnwise ? t->col : t->row, block = (columnwise ? t->row : t->col) / TE_NVFP4_BLOCK;
+    te__nvfp4_store_stage_data(o, &s, line, block, stage, columnwise);
+    te__nvfp4_store_stage_scales(o, &s, line, block, stage, columnwise, q->swizzled);
+}
+#else
+typedef struct te__nvfp4_stage te__nvfp4_stage;
+/* On the host a lane stores its lines to the tensor. */
+TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                                         const int columnwise, te__nvfp4_stage *stage) {
+    te__nvfp4_lines to;
+    (void)stage;
+    const te_microscaled_out *o = columnwise ? &q->yt : &q->y;
+    const te_microscaled_shape s = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, columnwise, q->swizzled);
+    const int64_t line = columnwise ? l->col : l->row, block = (columnwise ? l->row : l->col) / TE_NVFP4_BLOCK;
+    memset(&to, 0, sizeof to);
+    if (!o->data || block >= s.blocks || line >= s.lines) return to;
+    to.data = o->data + line * s.pitch + block * (TE_NVFP4_BLOCK / 2), to.pitch = s.pitch;
+    to.scales = o->scales + te_microscale_at(TE_NVFP4, &s, line, block, columnwise, q->swizzled);
+    to.stride = te__microscale_stride(TE_NVFP4, &s, columnwise, q->swizzled);
+    to.count = (int)te_min(TE_NVFP4_BLOCK, s.lines - line);
+    return to;
+}
+#endif
+/* Returns where a lane stores its lines. Rounded values have their places in te__nvfp4_store_rounded. */
+TE_FN te__nvfp4_lines te__nvfp4_lines_to(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                                         const int columnwise, te__nvfp4_stage *stage, const te__nvfp4_kind kind) {
+    te__nvfp4_lines to;
+    if (!kind.rounded) return te__nvfp4_lines_of(q, l, columnwise, stage);
+    memset(&to, 0, sizeof to);
+    to.count = q->y.rounded ? l->rows : 0;
+    return to;
+}
 /* Store the codes of eight elements of a line to `to`, whose address is a multiple of four. */
 TE_FN void te__nvfp4_store_codes(uint8_t *to, uint32_t codes) { *(uint32_t *)(void *)to = codes; }
 /* Store the values of eight codes of a row to `to`, [.., cols]. value: for each column the value of the element 1. */
@@ -245,35 +370,27 @@ TE_FN void te__nvfp4_store_rounded(void *to, int64_t row, int64_t cols, int64_t 
     te__microscaled_store_rounded(to, row * cols + col, v, 8, 1, from);
 }
 /* Rowwise: cast the lane's part of each row of the unit; codes: the elements. amax: of the unit, if it is one block. */
-TE_FN void te__nvfp4_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], const te_quantize_microscaled *q,
-                          const te__nvfp4_scales *s, const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
-                          const te__nvfp4_kind kind) {
-    const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 0, q->swizzled);
-    const int64_t block = l->col / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 0, q->swizzled);
-    const int64_t index = l->row * shape.blocks * 2 + l->col / 8;
-    uint8_t *data = (uint8_t *)te_opaque_pointer(q->y.data + l->row * shape.pitch + l->col / 2);
-    uint8_t *scales = (uint8_t *)te_opaque_pointer(
-        q->y.scales + te_microscale_at(TE_NVFP4, &shape, l->row, block, 0, q->swizzled));
-    const int stores = kind.rounded ? q->y.rounded != 0 : q->y.data != 0;
-    const int rows = stores && block < shape.blocks ? (int)te_min(TE_NVFP4_BLOCK, q->rows - l->row) : 0;
+TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], const te_quantize_microscaled *q,
+                               const te__nvfp4_scales *s, const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
+                               const te__nvfp4_lines *to, const te__nvfp4_kind kind) {
+    const int64_t vectors = te_ceil_div(q->cols, TE_NVFP4_BLOCK) * 2, index = l->row * vectors + l->col / 8;
     const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* with a NaN all elements are 0, and all scales NaN */
-    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++, data += shape.pitch, scales += stride) {
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
         float m = amax, value[8];
         if (kind.casts != TE_NVFP4_square)
             m = te_lanes_pair_max(te_vec8_largest(u->x[k], TE_NVFP4_VECTORS, kind.from), 1);
         const uint8_t code = te_nvfp4_encode(m, &s->tensor);
         const te__nvfp4_block_scale scale = te__nvfp4_look_up(s, code);
-        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
-            codes[k][h] =
-                te__nvfp4_codes(&u->x[k][h], scale.factor, q, 0, index + k * shape.blocks * 2 + h, kind) & exist;
-        if (k >= rows) continue;
-        if (!kind.rounded && l->across == 0) *scales = code;
+        if (!kind.rounded && l->across == 0 && k < to->count) to->scales[k * to->stride] = code;
         TE_UNROLL for (int j = 0; j < 8; j++) value[j] = scale.value;
-        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
+        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
+            codes[k][h] = te__nvfp4_codes(&u->x[k][h], scale.factor, q, 0, index + k * vectors + h, kind) & exist;
+            if (k >= to->count) continue;
             if (kind.rounded)
                 te__nvfp4_store_rounded(q->y.rounded, l->row + k, q->cols, l->col + 8 * h, codes[k][h], value,
                                         kind.from);
-            else te__nvfp4_store_codes(data + 4 * h, codes[k][h]);
+            else te__nvfp4_store_codes(to->data + k * to->pitch + 4 * h, codes[k][h]);
+        }
     }
 }
 /* Transpose a matrix of 8 x 8 numbers of four bits: number j of to[i] = number i of from[j]. */
@@ -318,40 +435,39 @@ TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_mi
             c->codes[i][j] = te__nvfp4_codes(&e[i], scale.factor, q, 1, index + i, kind) & exist;
     }
 }
-/* Store the columns of vector h. */
-TE_FN void te__nvfp4_store_columns(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c,
-                                   const te__nvfp4_lane *l, const int h, const te__nvfp4_kind kind) {
-    const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 1, q->swizzled);
-    const int64_t block = l->row / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 1, q->swizzled);
-    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->col, block, 1, q->swizzled);
-    const int64_t data_at = l->col * shape.pitch + block * (TE_NVFP4_BLOCK / 2);
+/* Store the values of the columns of vector h, a row at a time. */
+TE_FN void te__nvfp4_store_rounded_columns(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c,
+                                           const te__nvfp4_lane *l, const int h, const te__nvfp4_kind kind) {
     const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
-    const int n = (int)te_min(8, q->cols - l->col - 8 * h); /* the number of columns */
-    if (block >= shape.blocks || n <= 0) return;
-    if (kind.rounded) {
-        TE_UNROLL for (int i = 0; i < 2; i++) {
-            uint32_t row[8];
-            te__nvfp4_transpose_codes(row, c->codes[i]);
-            TE_UNROLL for (int k = 0; k < 8; k++)
-                if (l->row + 8 * i + k < rows)
-                    te__nvfp4_store_rounded(q->yt.rounded, l->row + 8 * i + k, q->cols, l->col + 8 * h, row[k],
-                                            c->value, kind.from);
-        }
-        return;
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        uint32_t row[8];
+        te__nvfp4_transpose_codes(row, c->codes[i]);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (l->row + 8 * i + k < rows)
+                te__nvfp4_store_rounded(q->yt.rounded, l->row + 8 * i + k, q->cols, l->col + 8 * h, row[k], c->value,
+                                        kind.from);
     }
+}
+/* Store the codes and scales of the columns of vector h. */
+TE_FN void te__nvfp4_store_columns(const te__nvfp4_lines *to, const te__nvfp4_cast_columns *c, const int h) {
     TE_UNROLL for (int j = 0; j < 8; j++) {
         const int col = 8 * h + j;
-        if (!kind.aligned && j >= n) continue;
-        q->yt.scales[scale_at + col * stride] = c->scale[j];
-        TE_UNROLL for (int i = 0; i < 2; i++)
-            te__nvfp4_store_codes(q->yt.data + data_at + col * shape.pitch + 4 * i, c->codes[i][j]);
+        if (col >= to->count) continue;
+        to->scales[col * to->stride] = c->scale[j];
+        uint8_t *data = to->data + col * to->pitch;
+#if TE_CUDA
+        *(uint2 *)(void *)data = make_uint2(c->codes[0][j], c->codes[1][j]);
+#else
+        te__nvfp4_store_codes(data, c->codes[0][j]), te__nvfp4_store_codes(data + 4, c->codes[1][j]);
+#endif
     }
 }
 /* Columnwise: cast the lane's columns of the unit. codes, amax: if the unit is one block, the elements of its rows,
  * which are those of its columns as well, and its amax. */
-TE_FN void te__nvfp4_columns(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], const te_quantize_microscaled *q,
-                             const te__nvfp4_scales *s, const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
-                             const te__nvfp4_kind kind) {
+TE_FN void te__nvfp4_cast_columns_of(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
+                                     const te_quantize_microscaled *q, const te__nvfp4_scales *s,
+                                     const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
+                                     const te__nvfp4_lines *to, const te__nvfp4_kind kind) {
     TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
         te__nvfp4_cast_columns c;
         if (kind.casts != TE_NVFP4_square) te__nvfp4_cast_vector(&c, q, s, u, l, h, kind);
@@ -366,17 +482,27 @@ TE_FN void te__nvfp4_columns(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], c
                 c.value[j] = te__nvfp4_look_up(s, c.scale[j]).value;
             }
         }
-        te__nvfp4_store_columns(q, &c, l, h, kind);
+        if (kind.rounded) te__nvfp4_store_rounded_columns(q, &c, l, h, kind);
+        else te__nvfp4_store_columns(to, &c, h);
     }
 }
 TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te__nvfp4_kind kind) {
     int group;
     const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
     const int square = kind.casts == TE_NVFP4_square;
+    const int by_row = kind.rounded ? q->y.rounded != 0 : q->y.data != 0;
+    const int by_col = kind.rounded ? q->yt.rounded != 0 : q->yt.data != 0;
+    te__nvfp4_stage *stage = 0;
+#if TE_CUDA
+    __shared__ te__nvfp4_stage te_shared_stage;
+    if (!kind.rounded) stage = &te_shared_stage;
+#endif
     te__nvfp4_scales s[2];
     te__nvfp4_compute_scales(s, q->amax);
+    b.x = b.nx - 1 - b.x; /* begin where the first pass has ended, because that part of x is still in the L2 */
+    const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
     for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
-        const te__nvfp4_lane l = te__nvfp4_lane_of(q, te__nvfp4_unit_of(g, b, k), g.id);
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q, &tile, g, k);
         te__nvfp4_unit u;
         float amax = 0.0f;
         uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS];
@@ -386,15 +512,25 @@ TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te_
                 amax = te__microscaled_max(amax, te_vec8_largest(u.x[i], TE_NVFP4_VECTORS, kind.from));
             amax = te_lanes_pair_max(amax, 1);
         }
-        if (square || (kind.rounded ? q->y.rounded != 0 : q->y.data != 0))
-            te__nvfp4_rows(codes, q, &s[0], &u, &l, amax, kind);
-        if (kind.rounded ? q->yt.rounded != 0 : q->yt.data != 0)
-            te__nvfp4_columns(codes, q, &s[1], &u, &l, amax, kind);
+        if (square || by_row) {
+            const te__nvfp4_lines to = te__nvfp4_lines_to(q, &l, 0, stage, kind);
+            te__nvfp4_cast_rows(codes, q, &s[0], &u, &l, amax, &to, kind);
+        }
+        if (by_col) {
+            const te__nvfp4_lines to = te__nvfp4_lines_to(q, &l, 1, stage, kind);
+            te__nvfp4_cast_columns_of(codes, q, &s[1], &u, &l, amax, &to, kind);
+        }
     }
+#if TE_CUDA
+    if (kind.rounded) return;
+    __syncthreads();
+    if (by_row) te__nvfp4_store_stage(q, &tile, stage, 0);
+    if (by_col) te__nvfp4_store_stage(q, &tile, stage, 1);
+#endif
 }
 TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
-    const int64_t tiles = te_ceil_div(q->rows, 4 * TE_NVFP4_BLOCK) * te_ceil_div(q->cols, 4 * TE_NVFP4_BLOCK);
-    return te__grid_of(te_ceil_div(16 * tiles, TE_NVFP4_UNITS), 1);
+    return te__grid_of(te_ceil_div(q->rows, TE_NVFP4_TILE_ROWS * TE_NVFP4_BLOCK) *
+                           te_ceil_div(q->cols, TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK), 1);
 }
 
 /* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize_microscaled *q, te_context
