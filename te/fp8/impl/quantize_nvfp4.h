@@ -95,8 +95,13 @@ TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
 /* What a block's scale stands for: the number by which its elements are multiplied before they are rounded, and the
  * value of the element 1. */
 typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
-/* The scales of y or of yt. of_code: on CUDA, what each scale stands for, in shared memory. */
-typedef struct te__nvfp4_scales { te_nvfp4_scale tensor; const te__nvfp4_block_scale *of_code; } te__nvfp4_scales;
+/* The scales of y or of yt. of_code: on CUDA, what each scale stands for, in shared memory. rng: the random state, if
+ * it is used; a copy, because a kernel would load the original anew after each store. */
+typedef struct te__nvfp4_scales {
+    te_nvfp4_scale tensor;
+    const te__nvfp4_block_scale *of_code;
+    te_rng rng;
+} te__nvfp4_scales;
 
 TE_FN te__nvfp4_block_scale te__nvfp4_block_scale_of(uint8_t code, const te_nvfp4_scale *tensor) {
     te__nvfp4_block_scale s;
@@ -105,12 +110,16 @@ TE_FN te__nvfp4_block_scale te__nvfp4_block_scale_of(uint8_t code, const te_nvfp
 }
 /* Compute the scales of y and of yt, s[0] and s[1], from the amaxes. On CUDA each thread computes what one of the 2 x
  * 128 codes stands for, so that a block's scale costs no division. */
-TE_FN void te__nvfp4_compute_scales(te__nvfp4_scales s[2], const float amax[2]) {
-    TE_UNROLL for (int i = 0; i < 2; i++) s[i].tensor = te_nvfp4_scale_of(amax[i]), s[i].of_code = 0;
+TE_FN void te__nvfp4_compute_scales(te__nvfp4_scales s[2], const te_quantize_microscaled *q) {
+    memset(s, 0, 2 * sizeof *s);
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        s[i].tensor = te_nvfp4_scale_of(q->amax[i]);
+        if (q->rng) s[i].rng = *q->rng;
+    }
 #if TE_CUDA
     __shared__ te__nvfp4_block_scale te_shared[2][128];
     const int i = (int)threadIdx.x / 128 % 2, code = (int)threadIdx.x % 128;
-    const te_nvfp4_scale tensor = te_nvfp4_scale_of(amax[i]);
+    const te_nvfp4_scale tensor = te_nvfp4_scale_of(q->amax[i]);
     te_shared[i][code] = te__nvfp4_block_scale_of((uint8_t)code, &tensor);
     s[0].of_code = te_shared[0], s[1].of_code = te_shared[1];
     __syncthreads();
@@ -236,12 +245,12 @@ TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, cons
 
 /* Multiply eight numbers by `factor` and round the products to e2m1, the first in the lowest four bits; the codes of
  * NaNs are any. index: the number of these eight in the stream of random numbers. */
-TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_quantize_microscaled *q, int columnwise,
-                               int64_t index, const te__nvfp4_kind kind) {
+TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng, uint32_t stream, int64_t index,
+                               const te__nvfp4_kind kind) {
     uint32_t codes = 0, word[4];
     float v[8];
     if (kind.casts != TE_NVFP4_stochastic) return te__e2m1_of_vec8(x, factor, kind.from);
-    te_philox(word, q->rng->seed, (uint64_t)index, q->stream + (uint32_t)columnwise, q->rng->offset);
+    te_philox(word, rng->seed, (uint64_t)index, stream, rng->offset);
     te_vec8_floats(v, x, kind.from);
     TE_UNROLL for (int k = 0; k < 8; k++)
         codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
@@ -384,7 +393,8 @@ TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
         if (!kind.rounded && l->across == 0 && k < to->count) to->scales[k * to->stride] = code;
         TE_UNROLL for (int j = 0; j < 8; j++) value[j] = scale.value;
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
-            codes[k][h] = te__nvfp4_codes(&u->x[k][h], scale.factor, q, 0, index + k * vectors + h, kind) & exist;
+            const int64_t number = index + k * vectors + h;
+            codes[k][h] = te__nvfp4_codes(&u->x[k][h], scale.factor, &s->rng, q->stream, number, kind) & exist;
             if (k >= to->count) continue;
             if (kind.rounded)
                 te__nvfp4_store_rounded(q->y.rounded, l->row + k, q->cols, l->col + 8 * h, codes[k][h], value,
@@ -432,7 +442,7 @@ TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_mi
         const int64_t index = ((l->col + 8 * h + j) * blocks + block) * 2;
         c->value[j] = scale.value;
         TE_UNROLL for (int i = 0; i < 2; i++)
-            c->codes[i][j] = te__nvfp4_codes(&e[i], scale.factor, q, 1, index + i, kind) & exist;
+            c->codes[i][j] = te__nvfp4_codes(&e[i], scale.factor, &s->rng, q->stream + 1, index + i, kind) & exist;
     }
 }
 /* Store the values of the columns of vector h, a row at a time. */
@@ -498,7 +508,7 @@ TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te_
     if (!kind.rounded) stage = &te_shared_stage;
 #endif
     te__nvfp4_scales s[2];
-    te__nvfp4_compute_scales(s, q->amax);
+    te__nvfp4_compute_scales(s, q);
     b.x = b.nx - 1 - b.x; /* begin where the first pass has ended, because that part of x is still in the L2 */
     const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
     for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
