@@ -566,9 +566,11 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
 #define TE__NVFP4_PASSES(name, from, aligned, rounded)                                                             \
     TE_KERNEL_RESIDENT(name##_amax, TE_NVFP4_THREADS, 2, te_quantize_microscaled,                                  \
                        te_nvfp4_amax_body(te_args, te_at, aligned, TE_##from))                                     \
-    TE__NVFP4_CAST(name##_nearest, from, te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_nearest, TE_##from))         \
-    TE__NVFP4_CAST(name##_stochastic, from, te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_stochastic, TE_##from))   \
-    TE__NVFP4_CAST(name##_square, from, te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_square, TE_##from))           \
+    TE__NVFP4_CAST(name##_nearest, from, 2, te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_nearest, TE_##from))      \
+    TE__NVFP4_CAST(name##_stochastic, from, 2,                                                                     \
+                   te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_stochastic, TE_##from))                            \
+    TE__NVFP4_CAST(name##_square, from, (rounded) ? 2 : 3,                                                         \
+                   te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_square, TE_##from))                                \
     TE_API te_status name##_passes(const te_quantize_microscaled *q, te_context *ctx) {                            \
         TE_TRY(te_fill(ctx, q->amax, 0, 2 * sizeof(float)));                                                       \
         TE_TRY(name##_amax_launch(ctx, te__nvfp4_grid(q), q));                                                     \
@@ -576,9 +578,10 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
                : q->rng         ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                              \
                                 : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                \
     }
-/* the limit of registers for two blocks of threads on an SM; in f32 x takes more of them */
-#define TE__NVFP4_CAST(name, from, kind)                                                                           \
-    TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : 2, te_quantize_microscaled,               \
+/* blocks: how many blocks of threads must fit on an SM, for which the compiler limits registers; in f32 x takes more of
+ * them */
+#define TE__NVFP4_CAST(name, from, blocks, kind)                                                                   \
+    TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : (blocks), te_quantize_microscaled,          \
                        te_nvfp4_body(te_args, te_at, kind))
 
 #endif
