@@ -9,6 +9,8 @@ MODEL(mx_bf16, (bf16, (recipe, mxfp8)), (linear, fc, 96, 160))
 MODEL(nv_f32, (f32, (recipe, nvfp4)), (linear, fc, 112, 80))
 MODEL(nv_bf16, (bf16, (recipe, nvfp4)), (linear, fc, 112, 80))
 MODEL(nv_f16, (f16, (recipe, nvfp4)), (linear, fc, 112, 80))
+MODEL(nv_untransformed, (f32, (recipe, nvfp4), (hadamard, off)), (linear, fc, 112, 80))
+MODEL(nv_nearest, (f32, (recipe, nvfp4), (rounding, nearest), (square_blocks, off)), (linear, fc, 112, 80))
 
 #define ATTENTION                                                                                                                   \
     (fork, x1), (layernorm, ln1, 64), (linear, qkv, 64, 192), (bias, qkv_b, 192), (attention, attn, 4, 4, 16), (linear, proj, 64, 64), \
@@ -29,34 +31,35 @@ TE_INFERENCE(alone, (f32, (recipe, mxfp8)), (rmsnorm, n, 64), (linear, a, 64, 96
 
 namespace {
 
+struct options_of_nvfp4 { bool hadamard, square_blocks, stochastic; };
+const options_of_nvfp4 mxfp8 = {false, false, false}, nvfp4 = {true, true, true}; // the defaults of the recipes
+
 // A matrix of the list's dtype, rounded by the list's own cast; [rows, cols], or more rows columnwise under nvfp4.
-reference::vec rounded(under_recipe &u, const reference::vec &v, int64_t rows, int64_t cols, bool columnwise, bool weight, const te_rng *rng, uint32_t stream) {
-    const bool nvfp4 = u.plan->op[0].recipe == TE_RECIPE_nvfp4;
+reference::vec rounded(under_recipe &u, options_of_nvfp4 options, const reference::vec &v, int64_t rows, int64_t cols, bool columnwise, bool weight, const te_rng *rng, uint32_t stream) {
     const int64_t padded = (rows + 15) / 16 * 16;
     const te_dtype d = u.plan->dtype;
     buffer x(u.ctx, (size_t)(rows * cols) * te_dtype_bytes(d), 16), y(u.ctx, (size_t)(padded * cols) * te_dtype_bytes(d), 16), amax(u.ctx, 16);
     x.write(v, d), y.write(reference::vec((size_t)(padded * cols), 0), d);
     te_quantize_microscaled q = te_quantize_microscaled_of(rows, cols);
     q.x = x.data(), q.amax = (float *)amax.data(), q.rng = rng, q.stream = stream;
-    q.square_blocks = nvfp4 && weight, q.hadamard = nvfp4 && columnwise && !weight;
+    q.square_blocks = weight && options.square_blocks, q.hadamard = columnwise && !weight && options.hadamard;
     (columnwise ? q.yt : q.y).rounded = y.data();
     REQUIRE(u.plan->fp8->quantize_microscaled(&q, u.ctx) == TE_OK);
     return y.read(d);
 }
-void check_linear(const subject &s, int rows) {
+void check_linear(const subject &s, int rows, options_of_nvfp4 options) {
     const unsigned seed = fresh_seed();
     CAPTURE(s.plan()->name, rows, seed);
     under_recipe u(s, 1, rows, seed);
     const te_dtype d = u.plan->dtype;
     const size_t in = (size_t)u.plan->in, out = (size_t)u.plan->out, m = (size_t)rows;
-    const bool nvfp4 = u.plan->op[0].recipe == TE_RECIPE_nvfp4;
-    const size_t k = nvfp4 ? (m + 15) / 16 * 16 : m;
+    const size_t k = options.hadamard ? (m + 15) / 16 * 16 : m;
     const double lost = TE_CUDA ? std::ldexp(1, -11) : 1e-6 * std::sqrt((double)std::max(in, std::max(out, k)));
     micro_batch b(u, s.saved_bytes(rows), 3);
     // Under mxfp8 every second row of the weight is 2^-16 as large, and the same columns of dy 2^16 as large, so that both kinds of terms count. Columnwise
     // the small weights are subnormal in their block's e4m3, rowwise they are not; of numbers of one size, both casts would have the same values. The
     // same for rows of x and dy.
-    if (!nvfp4) {
+    if (u.plan->op[0].recipe == TE_RECIPE_mxfp8) {
         reference::vec w = u.m.param[0], dy = b.dy.read(d), x = b.x.read(d);
         for (size_t i = 0; i < x.size(); i++) if (i / in % 2) x[i] *= std::ldexp(1, -16);
         for (size_t i = 0; i < dy.size(); i++) if (i / out % 2) dy[i] *= std::ldexp(1, 16);
@@ -67,15 +70,15 @@ void check_linear(const subject &s, int rows) {
     b.forward(u);
     b.backward(u);
     // the random state with which forward, and so backward, ran is the first part of te_saved
-    const te_rng *rng = nvfp4 ? (const te_rng *)b.memory.data() : nullptr;
+    const te_rng *rng = options.stochastic ? (const te_rng *)b.memory.data() : nullptr;
     const uint32_t stream = TE__MICROSCALED_STREAMS;
     const reference::vec x = b.x.read(d), dy = b.dy.read(d), w = u.m.param[0];
     const auto at = [](const reference::vec &v, size_t cols) { return [&v, cols](size_t i, size_t j) { return v[i * cols + j]; }; };
     const auto across = [](const reference::vec &v, size_t cols) { return [&v, cols](size_t i, size_t j) { return v[j * cols + i]; }; };
     const int64_t M = rows, I = (int64_t)in, O = (int64_t)out;
-    const reference::vec xr = rounded(u, x, M, I, false, false, nullptr, 0), wr = rounded(u, w, O, I, false, true, nullptr, 0);
-    const reference::vec dr = rounded(u, dy, M, O, false, false, rng, stream), wc = rounded(u, w, O, I, true, true, nullptr, 0);
-    const reference::vec xc = rounded(u, x, M, I, true, false, nullptr, 0), dc = rounded(u, dy, M, O, true, false, rng, stream);
+    const reference::vec xr = rounded(u, options, x, M, I, false, false, nullptr, 0), wr = rounded(u, options, w, O, I, false, true, nullptr, 0);
+    const reference::vec dr = rounded(u, options, dy, M, O, false, false, rng, stream), wc = rounded(u, options, w, O, I, true, true, nullptr, 0);
+    const reference::vec xc = rounded(u, options, x, M, I, true, false, nullptr, 0), dc = rounded(u, options, dy, M, O, true, false, rng, stream);
     check_product("y", b.y.read(d), m, out, in, at(xr, in), at(wr, in), d, lost);
     check_product("dx", b.dx.read(d), m, in, out, at(dr, out), across(wc, in), d, lost);
     check_product("dweight", u.m.grads.read(TE_f32), out, in, k, across(dc, out), across(xc, in), TE_f32, lost);
@@ -85,8 +88,14 @@ void check_linear(const subject &s, int rows) {
 
 TEST_CASE("a linear under mxfp8 or nvfp4 computes the products of its rounded operands", "[microscaled]") {
     for (const int rows : {1, 16, 37, 64}) {
-        check_linear(mx_f32_subject, rows), check_linear(mx_bf16_subject, rows);
-        check_linear(nv_f32_subject, rows), check_linear(nv_bf16_subject, rows), check_linear(nv_f16_subject, rows);
+        for (const subject *s : {&mx_f32_subject, &mx_bf16_subject}) check_linear(*s, rows, mxfp8);
+        for (const subject *s : {&nv_f32_subject, &nv_bf16_subject, &nv_f16_subject}) check_linear(*s, rows, nvfp4);
+    }
+}
+TEST_CASE("under nvfp4 the transform, 16 x 16 blocks of weights and stochastic rounding can be switched off", "[microscaled]") {
+    for (const int rows : {1, 37}) {
+        check_linear(nv_untransformed_subject, rows, {false, true, true});
+        check_linear(nv_nearest_subject, rows, {true, false, false});
     }
 }
 TEST_CASE("a block under mxfp8 or nvfp4 is close to the block without a recipe, and saves as much", "[microscaled]") {
@@ -115,6 +124,23 @@ TEST_CASE("mxfp8 or nvfp4 switched off has the bits of the list without a recipe
     micro_batch a(u, nv_block_saved_bytes(48)), b(v, mx_block_saved_bytes(48));
     const results left = run_plain(u, a), right = run_plain(v, b);
     CHECK((left.y == right.y && left.dx == right.dx && left.grads == right.grads));
+}
+TEST_CASE("an instance that te_recipes_init was not given runs without the recipe", "[microscaled]") {
+    const unsigned seed = fresh_seed();
+    CAPTURE(seed);
+    under_recipe u(nv_block_subject, 2, 24, seed);
+    instance other(nv_block_subject, u.ctx); // with the same weights, and not among the models of u.state
+    source random(seed);
+    other.draw(random);
+    micro_batch b(u, nv_block_saved_bytes(48));
+    b.forward(u);
+    const reference::vec rounded = b.y.read(TE_f32);
+    REQUIRE(nv_block_subject.forward(u.y_of(b.y), &b.saved, u.x_of(b.x), other.memory.data(), &u.batch, u.ctx) == TE_OK);
+    const reference::vec plain = b.y.read(TE_f32);
+    REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+    b.forward(u);
+    CHECK((plain == b.y.read(TE_f32)));
+    CHECK_FALSE((plain == rounded));
 }
 TEST_CASE("recompute regions under nvfp4 change no bit, and a second backward repeats the first", "[microscaled]") {
     const unsigned seed = fresh_seed();

@@ -1,8 +1,9 @@
 // microscaled_test.cc -- casts to MXFP8 and NVFP4, bit by bit against TransformerEngine's definitions written as plain loops; the layouts of
-// scales; the Hadamard transform; the mean of stochastic rounding; and wrong calls.
+// scales; the Hadamard transform; the mean of stochastic rounding; GEMMs of elements and scales; and wrong calls.
 #include "harness.h"
 #include "te/fp8/impl/quantize_mxfp8.h"
 #include "te/fp8/impl/quantize_nvfp4.h"
+#include "te/gemm/gemm_microscaled.h"
 
 TE_QUANTIZE_MXFP8(mx_f32, f32)
 TE_QUANTIZE_MXFP8(mx_bf16, bf16)
@@ -16,6 +17,7 @@ TE_ROUND_MXFP8(mx_round_f16, f16)
 TE_ROUND_NVFP4(nv_round_f32, f32)
 TE_ROUND_NVFP4(nv_round_bf16, bf16)
 TE_ROUND_NVFP4(nv_round_f16, f16)
+TE_GEMM_MICROSCALED(product)
 
 namespace {
 
@@ -277,6 +279,93 @@ TEST_CASE("nvfp4: stochastic rounding has the right mean, rowwise and columnwise
             CHECK(std::fabs(mean - (double)block[k]) <= 4 * sigma + 1e-5);
         }
     }
+}
+namespace {
+// An operand of a GEMM: a fresh matrix and its cast, with swizzled scales, in memory of `ctx`.
+struct operand {
+    matrix x;
+    casts c;
+    expected e;
+    buffer data, scales, amax;
+    operand(te_context *ctx, te_microscaling format, int64_t lines, int64_t k, bool columnwise, unsigned seed)
+        : x(columnwise ? k : lines, columnwise ? lines : k, TE_bf16, FINITE, seed), c(on_target(format, x, false, false, true)), e(reference(format, x, columnwise, false, false)),
+          data(ctx, side(columnwise).data.size(), 16), scales(ctx, side(columnwise).scales.size(), 16), amax(ctx, 8) {
+        REQUIRE(te_copy(ctx, data.data(), side(columnwise).data.data(), data.bytes) == TE_OK);
+        REQUIRE(te_copy(ctx, scales.data(), side(columnwise).scales.data(), scales.bytes) == TE_OK);
+        REQUIRE(te_copy(ctx, amax.data(), c.amax.data(), 8) == TE_OK);
+    }
+    const result &side(bool columnwise) const { return columnwise ? c.yt : c.y; }
+    te_microscaled_operand of(te_microscaling format, bool columnwise) const {
+        return {(const uint8_t *)data.data(), (const uint8_t *)scales.data(), format == TE_NVFP4 ? (const float *)amax.data() + columnwise : nullptr, columnwise};
+    }
+};
+void check_gemm(te_microscaling format, int64_t m, int64_t n, int64_t k, bool a_columnwise, bool b_columnwise, te_dtype out, bool adds) {
+    const unsigned seed = fresh_seed();
+    CAPTURE(format, m, n, k, a_columnwise, b_columnwise, adds, seed);
+    context owner;
+    te_context *ctx = &owner.c;
+    const operand a(ctx, format, m, k, a_columnwise, seed), b(ctx, format, n, k, b_columnwise, seed + 1);
+    buffer d(ctx, (size_t)(m * n) * te_dtype_bytes(out), 16), factors(ctx, 8);
+    const reference::vec before((size_t)(m * n), adds ? 0.5 : NAN);
+    d.write(before, out);
+    te_gemm_microscaled g = te_gemm_microscaled_of(format, m, n, k);
+    g.a = a.of(format, a_columnwise), g.b = b.of(format, b_columnwise), g.d = d.data(), g.out = out, g.adds = adds, g.factors = (float *)factors.data();
+    const te_status status = product_run(&g, ctx);
+    INFO(te_last_error(ctx));
+    REQUIRE(status == TE_OK);
+    const reference::vec is = d.read(out);
+    const int64_t padded = (int64_t)a.e.rounded.size() / m;
+    size_t wrong = 0;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = adds ? 0.5 : 0, terms = sum;
+            for (int64_t p = 0; p < k; p++) {
+                const double term = (double)a.e.rounded[(size_t)(i * padded + p)] * (double)b.e.rounded[(size_t)(j * padded + p)];
+                sum += term, terms += std::fabs(term);
+            }
+            // sums of k floats, and products of scales, which e.rounded has rounded as well; then the format of D
+            const double bound = (double)(k + 8) * std::ldexp(1, -24) * terms + (out == TE_f32 ? 0 : std::ldexp(1, -8)) * std::fabs(sum);
+            wrong += !(std::fabs(is[(size_t)(i * n + j)] - sum) <= bound);
+        }
+    CHECK(wrong == 0);
+}
+} // namespace
+TEST_CASE("a GEMM of elements and swizzled scales is the product of the values that they stand for", "[microscaled]") {
+    for (const te_microscaling format : {TE_MXFP8, TE_NVFP4}) {
+        check_gemm(format, 1, 8, 32, false, false, TE_f32, false);
+        check_gemm(format, 131, 136, 160, false, false, TE_f32, false); // two tiles of scales along the rows, and along k
+        check_gemm(format, 37, 144, 64, false, true, TE_f32, false);    // dx = dy w
+        check_gemm(format, 144, 32, 96, true, true, TE_f32, true);      // dw += dy^T x
+        check_gemm(format, 48, 32, 64, true, false, TE_bf16, false);
+    }
+}
+TEST_CASE("wrong GEMMs of MXFP8 and NVFP4 are refused", "[microscaled]") {
+    context owner;
+    te_context *ctx = &owner.c;
+    buffer d(ctx, 32 * 32 * 4, 16), x(ctx, 4096, 16);
+    te_gemm_microscaled g = te_gemm_microscaled_of(TE_NVFP4, 32, 32, 32);
+    const uint8_t *p = (const uint8_t *)x.data();
+    g.a.data = g.a.scales = g.b.data = g.b.scales = p, g.d = d.data();
+    const auto fails = [&](te_status with, const char *text) {
+        CHECK(product_run(&g, ctx) == with);
+        CHECK(std::string(te_last_error(ctx)).find(text) != std::string::npos);
+    };
+    fails(TE_ERROR_NULL, "factors is null");
+    g.factors = (float *)d.data();
+    fails(TE_ERROR_NULL, "a.amax is null");
+    g.format = TE_MXFP8, g.b.scales = nullptr;
+    fails(TE_ERROR_NULL, "b.scales is null");
+    g.b.scales = p + 1;
+    fails(TE_ERROR_ALIGNMENT, "b does not start");
+    g.b.scales = p, g.k = 48;
+    fails(TE_ERROR_SHAPE, "k must be a multiple of 32");
+    g.k = 32, g.m = 24, g.a.columnwise = 1;
+    fails(TE_ERROR_SHAPE, "a is columnwise with 24 columns");
+    g.a.columnwise = 0, g.out = TE_e4m3;
+    fails(TE_ERROR_DTYPE, "D is f32");
+    g.out = TE_f32, g.d = nullptr;
+    fails(TE_ERROR_ALIGNMENT, "D is null");
+    CHECK(product_run(nullptr, ctx) == TE_ERROR_NULL);
 }
 TEST_CASE("wrong casts are refused, and write nothing", "[microscaled]") {
     context owner;

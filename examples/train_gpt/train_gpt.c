@@ -269,6 +269,7 @@ typedef struct options {
     int paths;
     long steps, batch, seq, accumulate, tp, cp, dp, pp, chunks, log, validate, sample, save;
     long experts, top_k; /* 0, 0: an MLP */
+    long plain;          /* how many of the first blocks, and of the last, have no recipe */
     double lr, temperature;
     long zero; /* ZeRO stage: 0 none */
     long seed, sp, resume, force, plan;
@@ -523,7 +524,7 @@ typedef struct gpt {
     int batch, seq, models; /* models: embed, one block for each layer, head; seq: the rows of a sequence on this rank */
     int whole;              /* the tokens of a sequence: seq times the processes of --cp */
     int parts;              /* --sp: between the sharded GEMMs this rank has 1/parts of a batch's rows; else 1 */
-    int in_fp8;
+    int in_fp8, plain; /* plain: how many of the first blocks, and of the last, have no recipe */
     te_recipes recipes;
     te_model *model, logits, **all; /* all: pointers to all models; of those on other stages only the shapes are known */
     te_model **own;                 /* [own_models]: the models that this stage initialises and updates */
@@ -692,8 +693,9 @@ static void make_values(gpt *g, int64_t trained) {
             if (i + 1 < g->models) g->x[i] = (char *)target_memory(kept * g->x_bytes);
             if (i < chunk->first) continue; /* the output of another stage */
             const te_plan *plan = g->run[i]->plan;
-            const size_t bytes = g->in_fp8 ? te_plan_saved_bytes_of_rank(plan, trained, &ctx)
-                                           : te_plan_saved_bytes_of_rank_without_recipe(plan, trained, &ctx);
+            const int in_fp8 = g->in_fp8 && i > g->plain && i < g->models - 1 - g->plain;
+            const size_t bytes = in_fp8 ? te_plan_saved_bytes_of_rank(plan, trained, &ctx)
+                                        : te_plan_saved_bytes_of_rank_without_recipe(plan, trained, &ctx);
             const size_t need = te_plan_workspace_bytes(plan, g->run[i], g->rows, &ctx);
             workspace = need > workspace ? need : workspace;
             g->saved[i] = (te_saved *)calloc(kept, sizeof(te_saved));
@@ -725,7 +727,7 @@ static void gpt_make(gpt *g, const gpt_size *size, const options *o, gpt_kind ki
     memset(g, 0, sizeof *g);
     g->lists = &size->lists[kind], g->parts = kind == GPT_SP || kind == GPT_SP_EXPERTS ? tensor : 1;
     g->run_lists = norm_last ? &size->lists[GPT_TP_NORM_LAST] : g->lists;
-    g->in_fp8 = strcmp(o->recipe, "none") != 0;
+    g->in_fp8 = strcmp(o->recipe, "none") != 0, g->plain = (int)o->plain;
     g->size = size, g->batch = (int)o->batch, g->whole = seq, g->seq = seq / contexts, g->models = size->layers + 2;
     g->rows = te_max(trained, seq); /* a sample is a whole sequence */
     const size_t width = (size_t)size->hidden * te_dtype_bytes(TE_JOIN1(TE_, GPT_DTYPE));
@@ -741,8 +743,10 @@ static void gpt_make(gpt *g, const gpt_size *size, const options *o, gpt_kind ki
     if (!g->in_fp8) return;
     te_recipes_config config = te_recipes_defaults();
     config.current = !strcmp(o->recipe, "fp8_current"), config.ranks = processes;
-    const size_t bytes = te_recipes_bytes(g->all, g->models, &config);
-    check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, g->all, g->models, &config, &ctx), "recipe");
+    te_model *const *models = g->all + 1 + g->plain; /* blocks that are not among these run in their own dtype */
+    const int count = g->models - 2 - 2 * g->plain;
+    const size_t bytes = te_recipes_bytes(models, count, &config);
+    check(te_recipes_init(&g->recipes, target_memory(bytes), bytes, models, count, &config, &ctx), "recipe");
 }
 /* The batch whose tokens and labels are in buffer n. */
 static te_batch gpt_batch(const gpt *g, int batch, int seq, int n) {
@@ -1096,6 +1100,7 @@ static const char usage[] =
     "  --experts N       experts in place of each MLP: " TE_STRING(GPT_EXPERTS) " (-DGPT_EXPERTS=N); 0: an MLP   0\n"
     "  --top_k N         experts of a token: " TE_STRING(GPT_TOP_K) " (-DGPT_TOP_K=N)\n"
     "  --recipe NAME     FP8 recipe of the blocks' GEMMs: none, " GPT_RECIPES "\n"
+    "  --plain N         the first N blocks and the last N have no recipe   0\n"
     "  --accumulate N    micro-batches a step                      1\n"
     "  --dp N            data parallel: replicas                   1\n"
     "  --sums NAME       format for summing replicas' gradients: f32, bf16   f32\n"
@@ -1170,8 +1175,9 @@ static void check_ranks(const options *o) {
     if (o->tp > 1 && rule_of(o->optimizer) == TE_RULE_muon)
         die("--optimizer muon takes whole matrices, and with --tp a process has parts; adamw and sgd take parts", NULL);
 }
-/* Check --pp, when --size is known. */
+/* Check --plain and --pp, when --size is known. */
 static void check_stages(const options *o, const gpt_size *size) {
+    if (o->plain >= (size->layers + 1) / 2) die("--plain: no block is left for the recipe, of --size", size->name);
     if (o->chunks > 1 && o->pp == 1) die("--chunks: the stages of --pp have chunks of the model, and here is one", NULL);
     if (o->pp == 1) return;
     if (o->pp > TE_PIPELINE_MAX_STAGES) die("--pp: at most 64 stages", NULL);
@@ -1225,6 +1231,8 @@ static void check_options(const options *o) {
     if (strcmp(o->recipe, "none") && strcmp(o->recipe, TE_STRING(GPT_RECIPE)) &&
         (!tensors || strcmp(o->recipe, "fp8_current")))
         die("--recipe must be none, " GPT_RECIPES " (compile with -DGPT_RECIPE=NAME for another), and not", o->recipe);
+    if (o->plain && (!strcmp(o->recipe, "none") || TE_JOIN1(TE_, GPT_WEIGHTS) != TE_JOIN1(TE_, GPT_DTYPE)))
+        die("--plain: needs a --recipe, and GEMMs' weights in the list's dtype", NULL);
     if (!strcmp(o->recipe, "none") && TE_JOIN1(TE_, GPT_WEIGHTS) != TE_JOIN1(TE_, GPT_DTYPE))
         die("--recipe none: this program has the GEMMs' weights in f32 (-DGPT_WEIGHTS) and can read them only in FP8", NULL);
     if (rule_of(o->optimizer) < 0) die("--optimizer must be adamw, sgd or muon, and not", o->optimizer);
@@ -1279,7 +1287,7 @@ static options parse(int argc, char **argv) {
         {"--accumulate", 0, &o.accumulate, 0, 0}, {"--dp", 0, &o.dp, 0, 0},
         {"--pp", 0, &o.pp, 0, 0}, {"--chunks", 0, &o.chunks, 0, 0},
         {"--tp", 0, &o.tp, 0, 0}, {"--cp", 0, &o.cp, 0, 0}, {"--sp", 0, 0, 0, &o.sp},             {"--zero", 0, &o.zero, 0, 0},
-        {"--experts", 0, &o.experts, 0, 0}, {"--top_k", 0, &o.top_k, 0, 0},
+        {"--experts", 0, &o.experts, 0, 0}, {"--top_k", 0, &o.top_k, 0, 0}, {"--plain", 0, &o.plain, 0, 0},
         {"--log", 0, &o.log, 0, 0},     {"--validate", 0, &o.validate, 0, 0},
         {"--sample", 0, &o.sample, 0, 0},   {"--save", 0, &o.save, 0, 0},         {"--seed", 0, &o.seed, 0, 0},
         {"--lr", 0, 0, &o.lr, 0},           {"--temperature", 0, 0, &o.temperature, 0},

@@ -51,6 +51,54 @@ TE_BOTH uint32_t te__e2m1_of_number_stochastic(float f, uint32_t random) {
 TE_BOTH uint8_t te_e2m1_of_float_stochastic(float f, uint32_t random) {
     return (uint8_t)(f == f ? te__e2m1_of_number_stochastic(f, random) : 7u);
 }
+#if TE_CUDA
+/* Return the signs of eight numbers: bit 4 k + 3 is 1 if number k is negative, all other bits are 0. */
+TE_FN uint32_t te__signs_of_vec8(const te_vec8 *e, te_dtype t) {
+    uint32_t signs = 0, low, high;
+    if (t == TE_f32) {
+        TE_UNROLL for (int k = 0; k < 8; k++) signs |= (e->w[k] & 0x80000000u) >> (28 - 4 * k);
+        return signs;
+    }
+    low = __byte_perm(e->w[0], e->w[1], 0x7531), high = __byte_perm(e->w[2], e->w[3], 0x7531); /* the upper bytes */
+    return (__byte_perm(low, high, 0x6420) >> 4 & 0x08080808u) | (__byte_perm(low, high, 0x7531) & 0x80808080u);
+}
+#endif
+/* Multiply eight numbers by `factor`, which is not negative, and convert the products to e2m1: to nearest, ties to the
+ * even code. The code of number k is in bits 4 k to 4 k + 3 of the result; that of a NaN is any. */
+TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
+    float v[8];
+    uint32_t codes = 0;
+    te_vec8_floats(v, e, t);
+#if defined __CUDA_ARCH_FEAT_SM100_ALL || defined __CUDA_ARCH_FEAT_SM120_ALL
+    TE_UNROLL for (int k = 0; k < 8; k += 2) {
+        uint32_t pair;
+        asm("{ .reg .b8 pair;\n cvt.rn.satfinite.e2m1x2.f32 pair, %1, %2;\n cvt.u32.u8 %0, pair; }"
+            : "=r"(pair) : "f"(v[k + 1] * factor), "f"(v[k] * factor));
+        codes |= pair << 4 * k;
+    }
+    return codes;
+#elif TE_CUDA
+    /* Before it is rounded, the code of a magnitude a is 2 a up to 2, a + 2 up to 4, and a / 2 + 4 from there on: the
+     * smallest one of the three. Each is added to 1 - 2^-21 in units of 2^-24, the distance between the floats there,
+     * so that the addition rounds it to an integer in the last bits of the float; the minimum of the rounded numbers is
+     * the rounded minimum. `above` is saturated to 1, which is code 8. */
+    const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
+    TE_UNROLL for (int k = 0; k < 8; k++) {
+        const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero);
+        const float up_to_4 = fmaf(a, unit, zero + 2.0f * unit);
+        float above;
+        asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(above) : "f"(a), "f"(0.5f * unit), "f"(zero + 4.0f * unit));
+        const int least = min(min(__float_as_int(up_to_2), __float_as_int(up_to_4)), __float_as_int(above));
+        codes += (uint32_t)least << 4 * k;
+    }
+    codes -= 0x3f7ffff8u * 0x11111111u;           /* the bits of `zero`, which were added eight times */
+    codes -= (codes & 0x88888888u) >> 3;          /* 8 becomes 7 */
+    return codes | te__signs_of_vec8(e, t);
+#else
+    for (int k = 0; k < 8; k++) codes |= te__e2m1_of_number(v[k] * factor) << 4 * k;
+    return codes;
+#endif
+}
 /* Convert the e2m1 number in the low four bits of `code` to float, exactly. */
 TE_BOTH float te_float_of_e2m1(uint8_t code) {
     const uint32_t a = code & 7u, exponent = a >> 1, sign = (uint32_t)(code & 8u) << 28;
@@ -176,21 +224,34 @@ TE_FN void te_vec8_max_numbers(te_vec8 *max, const te_vec8 *e, te_dtype t) {
                                 : te__max_numbers_16x2(max->w[k], e->w[k] & 0x7fff7fffu, t);
     }
 }
-/* Return the largest magnitude of the eight elements of *e; NaNs are ignored. */
-TE_FN float te_vec8_largest(const te_vec8 *e, te_dtype t) {
+/* Return the largest magnitude of the elements of n vectors; NaNs are ignored. */
+TE_FN float te_vec8_largest(const te_vec8 *e, const int n, te_dtype t) {
     float v[8], m = 0.0f;
     te_vec8 pair;
     if (t == TE_f32) {
-        te_vec8_floats(v, e, t);
-        TE_UNROLL for (int k = 0; k < 8; k++) m = fabsf(v[k]) > m ? fabsf(v[k]) : m;
+        TE_UNROLL for (int i = 0; i < n; i++)
+            TE_UNROLL for (int k = 0; k < 8; k++) {
+                const float a = fabsf(te_float_of_bits(e[i].w[k]));
+                m = a > m ? a : m;
+            }
         return m;
     }
-    pair.w[0] = 0;
-    TE_UNROLL for (int k = 0; k < 4; k++)
-        pair.w[0] = te__max_numbers_16x2(pair.w[0], e->w[k] & 0x7fff7fffu, t);
-    pair.w[1] = pair.w[2] = pair.w[3] = 0;
+    memset(&pair, 0, sizeof pair);
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 860
+    /* this instruction compares magnitudes; the sign of its result is of no use here */
+    uint32_t w = e[0].w[0];
+    TE_UNROLL for (int k = 1; k < 4 * n; k++)
+        if (t == TE_bf16) asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(e[k / 4].w[k % 4]));
+        else asm("max.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(w) : "r"(e[k / 4].w[k % 4]));
+    pair.w[0] = w;
+    te_vec8_floats(v, &pair, t);
+    return fmaxf(fabsf(v[0]), fabsf(v[1]));
+#else
+    TE_UNROLL for (int k = 0; k < 4 * n; k++)
+        pair.w[0] = te__max_numbers_16x2(pair.w[0], e[k / 4].w[k % 4] & 0x7fff7fffu, t);
     te_vec8_floats(v, &pair, t);
     return v[0] > v[1] ? v[0] : v[1];
+#endif
 }
 
 #endif

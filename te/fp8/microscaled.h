@@ -89,7 +89,8 @@ typedef struct te_quantize_microscaled {
     /* The members below are for nvfp4 only. */
     float *amax;              /* [2], output: the largest |x|, and the largest |x| after the Hadamard transform; target
                                * memory; it must not be null */
-    int square_blocks;        /* 1: a block is 16 x 16 elements, in y and in yt (weights); not with hadamard */
+    int square_blocks;        /* 1: a block is 16 x 16 elements, in y and in yt (weights); neither with hadamard nor
+                               * with rng */
     int hadamard;             /* 1: yt is the cast of the transformed x (te_hadamard16) */
     const te_rng *rng;        /* null: round to nearest even; else stochastically, with this random state */
     uint32_t stream;          /* stochastic rounding: y draws from this stream, yt from stream + 1 */
@@ -156,6 +157,8 @@ TE_API te_status te__microscaled_check(const te_quantize_microscaled *q, te_micr
     TE_REQUIRE(q->amax, ctx, TE_ERROR_NULL, "%s: amax is null; nvfp4 has a scale for the tensor", who);
     TE_REQUIRE(!q->hadamard || !q->square_blocks, ctx, TE_ERROR_VALUE,
                "%s: the Hadamard transform is of blocks of 16 elements of a column, not of 16 x 16", who);
+    TE_REQUIRE(!q->rng || !q->square_blocks, ctx, TE_ERROR_VALUE,
+               "%s: blocks of 16 x 16 are rounded to nearest; rng must be null", who);
     return TE_OK;
 }
 /* Set the scales to 0 if they contain padding, which the cast does not write. */

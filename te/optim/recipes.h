@@ -12,8 +12,8 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
- * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. The same
- * lists run in their own dtype instead of FP8 before te_recipes_init, and after te_recipes_switch(&recipes, 0).
+ * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Models that
+ * te_recipes_init was not given, and all after te_recipes_switch(&recipes, 0), run in their own dtype instead of FP8.
  *
  * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
  * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. fp8_block and

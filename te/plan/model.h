@@ -282,6 +282,9 @@ typedef struct te_fp8_ops {
     /* For mxfp8 and nvfp4: the function that rounds a tensor to the format of the list's recipe; null if the list has
      * another recipe. */
     te_status (*quantize_microscaled)(const struct te_quantize_microscaled *q, te_context *ctx);
+    /* For nvfp4: whether the operands of the weight gradient are transformed, and whether a block of the weight is 16 x
+     * 16 elements. */
+    int hadamard, square_blocks;
 } te_fp8_ops;
 
 typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */

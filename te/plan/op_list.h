@@ -139,6 +139,8 @@
 #define TE_SAME_gradients_gradients ,
 #define TE_SAME_weights_weights ,
 #define TE_SAME_rounding_rounding ,
+#define TE_SAME_hadamard_hadamard ,
+#define TE_SAME_square_blocks_square_blocks ,
 #define TE_SAME_width_width ,
 #define TE_SAME_limit_limit ,
 #define TE_SAME_label_smoothing_label_smoothing ,
@@ -327,9 +329,17 @@ typedef enum te_produces {
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
-/* The option (rounding, stochastic) of a list: how gradients are rounded to FP8. The value is a te_rounding. */
-#define TE_ROUNDING_OPTION(op) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, nearest))
-#define TE_ROUNDING_OPTION_(token) TE_JOIN1(TE_ROUNDING_, token)
+/* The option (rounding, nearest) or (rounding, stochastic) of a list: how gradients are rounded to FP8. The value is a
+ * te_rounding; without the option it is that of the recipe. */
+#define TE_ROUNDING_OPTION(op, recipe) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, (TE_ROUNDING_OF_RECIPE(recipe))))
+#define TE_ROUNDING_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_ROUNDING_NAMED)(value)
+#define TE_ROUNDING_NAMED(token) TE_JOIN1(TE_ROUNDING_, token)
+#define TE_ROUNDING_OF_RECIPE(recipe) \
+    ((int)(recipe) == (int)TE_RECIPE_nvfp4 ? (int)TE_ROUNDING_stochastic : (int)TE_ROUNDING_nearest)
+/* Whether an option of a list whose value is on or off, such as (hadamard, off), is on; it is on unless it is given. */
+enum { TE_SWITCH_off, TE_SWITCH_on };
+#define TE_SWITCH_OPTION(op, name) TE_SWITCH_OPTION_(TE_OPTION(op, name, on))
+#define TE_SWITCH_OPTION_(token) TE_JOIN1(TE_SWITCH_, token)
 /* The value of a list's option (rows, ..), as a te_rows. */
 #define TE_ROWS_OPTION(op) TE_ROWS_OPTION_(TE_OPTION(op, rows, tokens))
 #define TE_ROWS_OPTION_(token) TE_JOIN1(TE_ROWS_, token)

@@ -1,4 +1,4 @@
-// blackwell.cu -- a GPT block, and a linear under every recipe, compiled for compute capability 10.0 and 12.0 by tests/architectures.sh.
+// blackwell.cu -- a GPT block, a linear under every recipe, and a GEMM of MXFP8 or NVFP4, compiled for compute capability 10.0 and 12.0 by tests/architectures.sh.
 // No kernel of it has ever run there.
 #include "te/te.h"
 #include "te/microscaling.h"
@@ -17,9 +17,12 @@ LINEAR(fp8_row)
 LINEAR(mxfp8)
 LINEAR(nvfp4)
 
+TE_GEMM_MICROSCALED(product)
+
 int main() {
     te_context ctx;
+    const te_gemm_microscaled g = te_gemm_microscaled_of(TE_NVFP4, 0, 8, 32);
     const te_plan *const plans[] = {block_plan(), fp8_delayed_list_plan(), fp8_current_list_plan(), fp8_block_list_plan(), fp8_row_list_plan(), mxfp8_list_plan(), nvfp4_list_plan()};
     for (const te_plan *plan : plans) printf("%s\n", plan->name);
-    return te_context_create(&ctx, 0, 1) != TE_OK;
+    return te_context_create(&ctx, 0, 1) != TE_OK || product_run(&g, &ctx) != TE_OK;
 }

@@ -1,4 +1,4 @@
-// expect: te: m: (rounding, stochastic) is of a list under fp8_delayed or fp8_current
+// expect: te: m: (rounding, stochastic) is of a list under fp8_delayed, fp8_current or nvfp4
 #include "te/te.h"
 #ifdef TE_FIXED
 #define LIST (bf16, (recipe, fp8_current), (rounding, stochastic))

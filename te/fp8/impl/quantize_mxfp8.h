@@ -133,9 +133,7 @@ TE_FN void te__mxfp8_unit(const te_quantize_microscaled *q, const te__mxfp8_lane
     TE_UNROLL for (int i = 0; i < TE_MXFP8_ROWS; i++) {
         uint32_t code = 0;
         if (by_row) {
-            float m = 0.0f;
-            TE_UNROLL for (int h = 0; h < TE_MXFP8_VECTORS; h++)
-                m = te__microscaled_max(m, te_vec8_largest(&x[i][h], k.from));
+            const float m = te_vec8_largest(x[i], TE_MXFP8_VECTORS, k.from);
             code = te__mxfp8_scale(te_lanes_pair_max(te_lanes_pair_max(m, 1), 2));
             if (!k.rounded && l->across == 0 && i < rows) q->y.scales[scale_at + i * stride] = (uint8_t)code;
         }
@@ -154,9 +152,9 @@ TE_FN void te__mxfp8_unit(const te_quantize_microscaled *q, const te__mxfp8_lane
 TE_FN void te_mxfp8_body(const te_quantize_microscaled *q, te_block b, const te__mxfp8_kind kind) {
     int group;
     const te_lanes g = te_lanes_here(TE_MXFP8_THREADS, &group);
-    const int first = TE_CUDA ? g.id / 32 * 4 + g.id / 4 % 4 : 0; /* on CUDA a lane has one unit */
-    for (int k = first; k < TE_MXFP8_UNITS; k += TE_CUDA ? TE_MXFP8_UNITS : 1) {
-        const te__mxfp8_lane l = te__mxfp8_lane_of(q->cols, (uint32_t)b.x * TE_MXFP8_UNITS + (uint32_t)k, g.id);
+    for (int i = 0; i < (TE_CUDA ? 1 : TE_MXFP8_UNITS); i++) { /* on CUDA a lane has one unit */
+        const int unit = TE_CUDA ? g.id / 32 * 4 + g.id / 4 % 4 : i;
+        const te__mxfp8_lane l = te__mxfp8_lane_of(q->cols, (uint32_t)b.x * TE_MXFP8_UNITS + (uint32_t)unit, g.id);
         te__mxfp8_unit(q, &l, kind);
     }
 }

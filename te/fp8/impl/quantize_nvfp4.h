@@ -14,8 +14,9 @@
  * scale is infinite: both reach the product.
  *
  * A pair of lanes casts 16 x 16 elements; a lane holds 16 rows of eight columns, so a column's block and its transform
- * lie in one lane. Lower bound: a copy of the same bytes, for a bf16 element 5.13: 2 for each pass, and 0.56 each for y
- * and yt. GPUs before Blackwell convert to e2m1 by integer instructions, which take more time than these bytes
+ * lie in one lane. Elements and scales go through shared memory, so that whole pieces of lines are stored. Lower bound:
+ * a copy of the same bytes, for a bf16 element 5.13: 2 for each pass, and 0.56 each for y and yt. GPUs before Blackwell
+ * have no instruction that converts to e2m1, and their conversions take more time than these bytes
  * (docs/notes/fp8_casts.md).
  */
 #ifndef TE_QUANTIZE_NVFP4_H
@@ -30,7 +31,10 @@
 enum {
     TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the vectors of eight columns of a 16 x 16 unit that a lane holds */
     TE_NVFP4_THREADS = TE_CUDA ? 256 : 1,
-    TE_NVFP4_UNITS = 128 /* the units of 16 x 16 that a block of threads casts: on CUDA 4 x 4 in each warp */
+    /* a block of threads casts a tile of 128 x 256 elements, units of 16 x 16: on CUDA 4 x 4 in each warp */
+    TE_NVFP4_TILE_ROWS = 8, /* in units */
+    TE_NVFP4_TILE_COLS = 16,
+    TE_NVFP4_UNITS = TE_NVFP4_TILE_ROWS * TE_NVFP4_TILE_COLS
 };
 
 /* ---- the Hadamard transform -------------------------------------------------------------------------------------- */
@@ -39,17 +43,24 @@ enum {
  * TransformerEngine's: + + + - + - - - - - - + - + - -. */
 enum { TE_HADAMARD_SIGNS = 0xd7e8 };
 
+/* Replace each a = v[i] and b = v[i + half] by a + b and a - b. */
+TE_BOTH void te__hadamard16_step(float v[16], const int half) {
+    TE_UNROLL for (int i = 0; i < 16; i++) {
+        if (i & half) continue;
+        const float a = v[i], b = v[i + half];
+        v[i] = a + b, v[i + half] = a - b;
+    }
+}
+/* Multiply by the signs, and take the steps with `half` below `end`: all four if end is 16. */
+TE_BOTH void te__hadamard16_steps(float v[16], const int end) {
+    TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
+    TE_UNROLL for (int half = 1; half < end; half *= 2) te__hadamard16_step(v, half);
+}
 /* Transform 16 numbers in place: v = v D H / 4, where D is the diagonal matrix of the signs and H the 16 x 16 Hadamard
  * matrix (Sylvester's). The matrix is orthogonal, so (dy^T T)(T^T x) = dy^T x: transforming both operands of a weight
  * gradient along the rows over which it sums leaves the sum unchanged, but spreads an outlier over 16 elements. */
 TE_BOTH void te_hadamard16(float v[16]) {
-    TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
-    TE_UNROLL for (int half = 1; half < 16; half *= 2)
-        TE_UNROLL for (int i = 0; i < 16; i++) {
-            if (i & half) continue;
-            const float a = v[i], b = v[i + half];
-            v[i] = a + b, v[i + half] = a - b;
-        }
+    te__hadamard16_steps(v, 16);
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] *= 0.25f;
 }
 
@@ -70,61 +81,110 @@ TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
     s.decode = 1.0f / encode, s.multiplier = encode * (1.0f / TE_E2M1_MAX), s.value = amax / range;
     return s;
 }
-/* Returns the number by which the elements of a block are multiplied before they are rounded. *code: the block's
- * scale; *value: the scale as a float. amax: the largest |x| of the block. */
-TE_FN float te_nvfp4_encode(uint8_t *code, float *value, float amax, const te_nvfp4_scale *s) {
-    float v[4];
-    *code = te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this is ue4m3 */
-    te__floats_of_fp8(v, *code, 1);
-    *value = v[0];
-    const float inverse = 1.0f / (v[0] * s->decode);
+/* Returns the number by which the elements of a block are multiplied before they are rounded. code: the block's scale.
+ */
+TE_BOTH float te_nvfp4_factor(uint8_t code, const te_nvfp4_scale *s) {
+    const float inverse = 1.0f / (te_float_of_ue4m3(code) * s->decode);
     return inverse > FLT_MAX ? FLT_MAX : inverse;
+}
+/* Returns the scale of a block. amax: the largest |x| of the block. */
+TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
+    return te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this is ue4m3 */
+}
+
+/* What a block's scale stands for: the number by which its elements are multiplied before they are rounded, and the
+ * value of the element 1. */
+typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
+/* The scales of y or of yt. of_code: on CUDA, what each scale stands for, in shared memory. rng: the random state, if
+ * it is used; a copy, because a kernel would load the original anew after each store. */
+typedef struct te__nvfp4_scales {
+    te_nvfp4_scale tensor;
+    const te__nvfp4_block_scale *of_code;
+    te_rng rng;
+} te__nvfp4_scales;
+
+TE_FN te__nvfp4_block_scale te__nvfp4_block_scale_of(uint8_t code, const te_nvfp4_scale *tensor) {
+    te__nvfp4_block_scale s;
+    s.factor = te_nvfp4_factor(code, tensor), s.value = te_float_of_ue4m3(code) * tensor->value;
+    return s;
+}
+/* Compute the scales of y and of yt, s[0] and s[1], from the amaxes. On CUDA each thread computes what one of the 2 x
+ * 128 codes stands for, so that a block's scale costs no division. */
+TE_FN void te__nvfp4_compute_scales(te__nvfp4_scales s[2], const te_quantize_microscaled *q) {
+    memset(s, 0, 2 * sizeof *s);
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        s[i].tensor = te_nvfp4_scale_of(q->amax[i]);
+        if (q->rng) s[i].rng = *q->rng;
+    }
+#if TE_CUDA
+    __shared__ te__nvfp4_block_scale te_shared[2][128];
+    const int i = (int)threadIdx.x / 128 % 2, code = (int)threadIdx.x % 128;
+    const te_nvfp4_scale tensor = te_nvfp4_scale_of(q->amax[i]);
+    te_shared[i][code] = te__nvfp4_block_scale_of((uint8_t)code, &tensor);
+    s[0].of_code = te_shared[0], s[1].of_code = te_shared[1];
+    __syncthreads();
+#endif
+}
+TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t code) {
+    return TE_CUDA ? s->of_code[code] : te__nvfp4_block_scale_of(code, &s->tensor);
 }
 
 /* ---- a unit of 16 x 16 ------------------------------------------------------------------------------------------- */
 
-/* The first row and column of what a lane holds, and which half of the unit's columns that is (on the host, 0). */
-typedef struct te__nvfp4_lane { int64_t row, col; int across; } te__nvfp4_lane;
+/* The first row and column of the tile of a block of threads. */
+typedef struct te__nvfp4_tile { int64_t row, col; } te__nvfp4_tile;
+/* What a lane holds: its unit, numbered in the tile; the first row and column; how many of the 16 rows exist, 0 if none
+ * of the columns does; and which half of the unit's columns it is (on the host, 0). */
+typedef struct te__nvfp4_lane {
+    int unit_row, unit_col;
+    int64_t row, col;
+    int rows, across;
+} te__nvfp4_lane;
 typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
+/* How a kernel casts: blocks of 16 elements, rounded to nearest even or stochastically; or blocks of 16 x 16. */
+typedef enum te__nvfp4_casts { TE_NVFP4_nearest, TE_NVFP4_stochastic, TE_NVFP4_square } te__nvfp4_casts;
 /* Compile-time constants of a kernel. */
 typedef struct te__nvfp4_kind {
     int aligned;    /* 1: cols is a multiple of eight */
     int rounded;    /* 1: stores the rounded values; 0: stores elements and scales */
-    int stochastic; /* 1: rounds stochastically, 0: to nearest even */
+    te__nvfp4_casts casts;
     te_dtype from;
 } te__nvfp4_kind;
 
-TE_FN te__nvfp4_kind te__nvfp4_kind_of(const int aligned, const int rounded, const int stochastic,
+TE_FN te__nvfp4_kind te__nvfp4_kind_of(const int aligned, const int rounded, const te__nvfp4_casts casts,
                                        const te_dtype from) {
     te__nvfp4_kind k;
-    k.aligned = aligned, k.rounded = rounded, k.stochastic = stochastic, k.from = from;
+    k.aligned = aligned, k.rounded = rounded, k.casts = casts, k.from = from;
     return k;
 }
-/* Returns the lane's part of unit number `unit` of the whole tensor. 4 x 4 units are a tile. */
-TE_FN te__nvfp4_lane te__nvfp4_lane_of(int64_t cols, uint32_t unit, int lane) {
-    te__nvfp4_lane l;
-    const uint32_t tiles_across = (uint32_t)te_ceil_div(cols, 4 * TE_NVFP4_BLOCK), tile = unit / 16;
-    l.across = TE_CUDA ? lane % 2 : 0;
-    l.row = (int64_t)(tile / tiles_across * 4 + unit % 16 / 4) * TE_NVFP4_BLOCK;
-    l.col = (int64_t)(tile % tiles_across * 4 + unit % 4) * TE_NVFP4_BLOCK + l.across * 8;
-    return l;
+TE_FN te__nvfp4_tile te__nvfp4_tile_of(const te_quantize_microscaled *q, te_block b) {
+    te__nvfp4_tile t;
+    const uint32_t across = (uint32_t)te_ceil_div(q->cols, TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
+    t.row = (int64_t)((uint32_t)b.x / across) * (TE_NVFP4_TILE_ROWS * TE_NVFP4_BLOCK);
+    t.col = (int64_t)((uint32_t)b.x % across) * (TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
+    return t;
 }
-/* Returns which unit of its block of threads a lane begins with. On CUDA the 16 units of a warp are 4 x 4, so that
- * eight lanes load 64 columns of a row. */
-TE_FN int te__nvfp4_first_unit(te_lanes g) {
-    return TE_CUDA ? g.id / 32 * 16 + g.id / 8 % 4 * 4 + g.id / 2 % 4 : 0;
+/* Returns what a lane holds of unit number i of those that it casts. On CUDA it casts one. The 16 units of a warp are 4
+ * x 4, so that eight lanes load 64 columns of a row; the warps are 2 x 4. */
+TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, const te__nvfp4_tile *t, te_lanes g, int i) {
+    te__nvfp4_lane l;
+    l.unit_row = TE_CUDA ? g.id / 128 * 4 + g.id / 8 % 4 : i / TE_NVFP4_TILE_COLS;
+    l.unit_col = TE_CUDA ? g.id / 32 % 4 * 4 + g.id / 2 % 4 : i % TE_NVFP4_TILE_COLS;
+    l.across = TE_CUDA ? g.id % 2 : 0;
+    l.row = t->row + l.unit_row * TE_NVFP4_BLOCK, l.col = t->col + l.unit_col * TE_NVFP4_BLOCK + l.across * 8;
+    l.rows = l.col < q->cols ? (int)te_max(0, te_min(TE_NVFP4_BLOCK, q->rows - l.row)) : 0;
+    return l;
 }
 TE_FN void te__nvfp4_load(te__nvfp4_unit *u, const te_quantize_microscaled *q, const te__nvfp4_lane *l,
                           const int aligned, const te_dtype from) {
-    const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from)); /* te__microscaled_check: fits */
-    const char *first = (const char *)te_opaque_pointer((const char *)q->x + (l->row * q->cols + l->col) *
-                                                                                 (int64_t)te_dtype_bytes(from));
-    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++)
+    const int64_t pitch = q->cols * (int64_t)te_dtype_bytes(from);
+    const char *row = (const char *)te_opaque_pointer((const char *)q->x + (l->row * q->cols + l->col) *
+                                                                               (int64_t)te_dtype_bytes(from));
+    TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++, row += pitch)
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
             const int n = (int)te_min(8, q->cols - l->col - 8 * h);
             memset(&u->x[k][h], 0, sizeof u->x[k][h]);
-            if (l->row + k < q->rows && n > 0)
-                te_vec8_load(&u->x[k][h], first + (uint64_t)(uint32_t)k * pitch, 8 * h, n, aligned, from);
+            if (k < l->rows && (h == 0 || n > 0)) te_vec8_load(&u->x[k][h], row, 8 * h, n, aligned, from);
         }
 }
 /* Get element j of a vector as a float. */
@@ -134,18 +194,31 @@ TE_FN float te__nvfp4_element(const te_vec8 *x, const int j, const te_dtype from
     if (from == TE_bf16) return te_float_of_bits(j % 2 ? x->w[j / 2] & 0xffff0000u : x->w[j / 2] << 16);
     return te_float_of_f16(half);
 }
+/* Get column j of vector h of a unit. */
 TE_FN void te__nvfp4_column(float v[16], const te__nvfp4_unit *u, int h, const int j, const te_dtype from) {
     TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] = te__nvfp4_element(&u->x[k][h], j, from);
 }
 
 /* ---- the first pass: amax ---------------------------------------------------------------------------------------- */
 
+/* Return the bits of the largest magnitude, or NaN, of four times the Hadamard transform of v. The last step of the
+ * transform is a + b and a - b; the larger magnitude of the two is |a| + |b|. */
+TE_FN uint32_t te__hadamard16_amax(float v[16]) {
+    float m[8];
+    te__hadamard16_steps(v, 8);
+    TE_UNROLL for (int i = 0; i < 8; i++) m[i] = fabsf(v[i]) + fabsf(v[i + 8]);
+    const uint32_t bits = te_amax_bits8(0, m);
+    if (bits != 0x7f800000u) return bits;
+    te__hadamard16_step(v, 8); /* |a| + |b| is infinite, but a + b or a - b may be NaN */
+    return te_amax_bits8(te_amax_bits8(0, v), v + 8);
+}
 TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {
     int group;
     const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
     uint32_t bits = 0, transformed = 0;
-    for (int k = te__nvfp4_first_unit(g); k < TE_NVFP4_UNITS; k += TE_CUDA ? TE_NVFP4_UNITS : 1) {
-        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)k, g.id);
+    const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
+    for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q, &tile, g, k);
         te__nvfp4_unit u;
         te__nvfp4_load(&u, q, &l, aligned, from);
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
@@ -158,165 +231,316 @@ TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, cons
             TE_UNROLL for (int j = 0; j < 8; j++) {
                 float v[16];
                 te__nvfp4_column(v, &u, h, j, from);
-                te_hadamard16(v);
-                transformed = te_amax_bits8(te_amax_bits8(transformed, v), v + 8);
+                const uint32_t t = te__hadamard16_amax(v);
+                transformed = t > transformed ? t : transformed;
             }
         }
     }
     /* rounding is monotonic, so the amax of the rounded values is the rounded amax */
-    if (q->hadamard) transformed = te_amax_bits(te__round_wide(te_float_of_bits(transformed), from));
+    if (q->hadamard) transformed = te_amax_bits(te__round_wide(te_float_of_bits(transformed) * 0.25f, from));
     te_amax_atomic_max(q->amax, bits, g), te_amax_atomic_max(q->amax + 1, q->hadamard ? transformed : bits, g);
 }
 
 /* ---- the second pass: cast --------------------------------------------------------------------------------------- */
 
-/* Round eight numbers to e2m1, the first in the lowest four bits; the codes of NaNs are any. index: the number of these
- * eight in the stream of random numbers. */
-TE_FN uint32_t te__nvfp4_codes(const float v[8], const te_quantize_microscaled *q, int columnwise, int64_t index,
-                               const int stochastic) {
-    uint32_t codes = 0, word[4] = {0, 0, 0, 0};
-    if (stochastic) te_philox(word, q->rng->seed, (uint64_t)index, q->stream + (uint32_t)columnwise, q->rng->offset);
-    TE_UNROLL for (int k = 0; k < 8; k++) {
-        const uint32_t code = stochastic ? te__e2m1_of_number_stochastic(v[k], word[k / 2] >> k % 2 * 16 & 0xffffu)
-                                         : te__e2m1_of_number(v[k]);
-        codes |= code << 4 * k;
-    }
+/* Multiply eight numbers by `factor` and round the products to e2m1, the first in the lowest four bits; the codes of
+ * NaNs are any. index: the number of these eight in the stream of random numbers. */
+TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng, uint32_t stream, int64_t index,
+                               const te__nvfp4_kind kind) {
+    uint32_t codes = 0, word[4];
+    float v[8];
+    if (kind.casts != TE_NVFP4_stochastic) return te__e2m1_of_vec8(x, factor, kind.from);
+    te_philox(word, rng->seed, (uint64_t)index, stream, rng->offset);
+    te_vec8_floats(v, x, kind.from);
+    TE_UNROLL for (int k = 0; k < 8; k++)
+        codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
     return codes;
+}
+/* Where a lane stores the elements and scales of its lines: those of the first line, the bytes from one line to the
+ * next, and how many lines are stored. */
+typedef struct te__nvfp4_lines { uint8_t *data, *scales; int64_t pitch, stride; int count; } te__nvfp4_lines;
+
+#if TE_CUDA
+/* The elements and scales of a tile, rowwise and columnwise, in shared memory, from which a block of threads stores
+ * whole pieces of lines: 128 bytes of a row, 64 of a column. Behind each 16 rows or eight columns is some padding, so
+ * that the lanes of a warp store to different banks. */
+typedef struct te__nvfp4_stage {
+    uint2 data[2][(TE_NVFP4_UNITS * 128 + 512) / 8];
+    uint32_t scales[2][(TE_NVFP4_UNITS * 16 + 256) / 4];
+} te__nvfp4_stage;
+/* The layout of a tile in te__nvfp4_stage: bytes of data and of scales in a line, and lines from one padding to the
+ * next. The padding is as large as two blocks of the lines between: `group` bytes of scales, 2 * `group` of data. */
+typedef struct te__nvfp4_layout { int lines, blocks, group; } te__nvfp4_layout;
+
+TE_FN te__nvfp4_layout te__nvfp4_layout_of(const int columnwise) {
+    te__nvfp4_layout l;
+    l.lines = TE_NVFP4_BLOCK * (columnwise ? TE_NVFP4_TILE_COLS : TE_NVFP4_TILE_ROWS);
+    l.blocks = columnwise ? TE_NVFP4_TILE_ROWS : TE_NVFP4_TILE_COLS, l.group = columnwise ? 8 : 16;
+    return l;
+}
+/* Returns the index, in the scales of a stage, of a block of a line. */
+TE_FN int te__nvfp4_staged_scale(const te__nvfp4_layout *l, int line, int block) {
+    return line * l->blocks + line / l->group * l->group + block;
+}
+/* Returns the index, in the data of a stage, of the first byte of a block of a line. */
+TE_FN int te__nvfp4_staged_data(const te__nvfp4_layout *l, int line, int block) {
+    return line * l->blocks * 8 + line / l->group * (2 * l->group) + block * 8;
+}
+TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                                         const int columnwise, te__nvfp4_stage *stage) {
+    te__nvfp4_lines to;
+    (void)q;
+    const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
+    const int line = columnwise ? l->unit_col * TE_NVFP4_BLOCK + l->across * 8 : l->unit_row * TE_NVFP4_BLOCK;
+    const int block = columnwise ? l->unit_row : l->unit_col;
+    to.data = (uint8_t *)stage->data[columnwise] + te__nvfp4_staged_data(&layout, line, block) +
+              (columnwise ? 0 : l->across * 4);
+    to.scales = (uint8_t *)stage->scales[columnwise] + te__nvfp4_staged_scale(&layout, line, block);
+    to.pitch = layout.blocks * 8, to.stride = layout.blocks, to.count = columnwise ? 8 : TE_NVFP4_BLOCK;
+    return to;
+}
+/* Store the elements that a block of threads has put into the stage, from line `first` and byte `at` of a line on. */
+TE_FN void te__nvfp4_store_stage_data(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
+                                      int64_t first_block, const te__nvfp4_stage *stage, const int columnwise) {
+    const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
+    /* a thread stores eight bytes of every `step`th line; step is a multiple of layout.group */
+    const int step = TE_NVFP4_THREADS / layout.blocks, block = (int)threadIdx.x % layout.blocks;
+    const int line = (int)threadIdx.x / layout.blocks, lines = (int)te_min(layout.lines, s->lines - first);
+    const uint2 *from = stage->data[columnwise] + te__nvfp4_staged_data(&layout, line, block) / 8;
+    uint8_t *to = o->data + (first + line) * s->pitch + (first_block + block) * 8;
+    if (first_block + block >= s->blocks) return;
+    TE_UNROLL for (int i = 0; i < layout.lines; i += step, to += step * s->pitch)
+        if (line + i < lines) *(uint2 *)(void *)to = from[te__nvfp4_staged_data(&layout, i, 0) / 8];
+}
+/* Store the scales in the same way, four at a time if they lie at multiples of four bytes. */
+TE_FN void te__nvfp4_store_stage_scales(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
+                                        int64_t first_block, const te__nvfp4_stage *stage, const int columnwise,
+                                        int swizzled) {
+    const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
+    const int step = TE_NVFP4_THREADS * 4 / layout.blocks, block = (int)threadIdx.x % (layout.blocks / 4) * 4;
+    const int line = (int)threadIdx.x / (layout.blocks / 4), lines = (int)te_min(layout.lines, s->lines - first);
+    const int blocks = (int)te_min(4, s->blocks - first_block - block), words = swizzled || s->blocks % 4 == 0;
+    const uint32_t *from = stage->scales[columnwise] + te__nvfp4_staged_scale(&layout, line, block) / 4;
+    TE_UNROLL for (int i = 0; i < layout.lines; i += step) {
+        uint32_t four = from[te__nvfp4_staged_scale(&layout, i, 0) / 4];
+        if (line + i >= lines || blocks <= 0) continue;
+        uint8_t *to = o->scales + te_microscale_at(TE_NVFP4, s, first + line + i, first_block + block, columnwise,
+                                                   swizzled);
+        if (blocks < 4) four &= (1u << 8 * blocks) - 1u; /* the padding of swizzled scales is 0 */
+        if (words) *(uint32_t *)(void *)to = four;
+        else TE_UNROLL_1 for (int k = 0; k < blocks; k++) to[k] = (uint8_t)(four >> 8 * k);
+    }
+}
+TE_FN void te__nvfp4_store_stage(const te_quantize_microscaled *q, const te__nvfp4_tile *t,
+                                 const te__nvfp4_stage *stage, const int columnwise) {
+    const te_microscaled_out *o = columnwise ? &q->yt : &q->y;
+    const te_microscaled_shape s = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, columnwise, q->swizzled);
+    const int64_t line = columnwise ? t->col : t->row, block = (columnwise ? t->row : t->col) / TE_NVFP4_BLOCK;
+    te__nvfp4_store_stage_data(o, &s, line, block, stage, columnwise);
+    te__nvfp4_store_stage_scales(o, &s, line, block, stage, columnwise, q->swizzled);
+}
+#else
+typedef struct te__nvfp4_stage te__nvfp4_stage;
+/* On the host a lane stores its lines to the tensor. */
+TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                                         const int columnwise, te__nvfp4_stage *stage) {
+    te__nvfp4_lines to;
+    (void)stage;
+    const te_microscaled_out *o = columnwise ? &q->yt : &q->y;
+    const te_microscaled_shape s = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, columnwise, q->swizzled);
+    const int64_t line = columnwise ? l->col : l->row, block = (columnwise ? l->row : l->col) / TE_NVFP4_BLOCK;
+    memset(&to, 0, sizeof to);
+    if (!o->data || block >= s.blocks || line >= s.lines) return to;
+    to.data = o->data + line * s.pitch + block * (TE_NVFP4_BLOCK / 2), to.pitch = s.pitch;
+    to.scales = o->scales + te_microscale_at(TE_NVFP4, &s, line, block, columnwise, q->swizzled);
+    to.stride = te__microscale_stride(TE_NVFP4, &s, columnwise, q->swizzled);
+    to.count = (int)te_min(TE_NVFP4_BLOCK, s.lines - line);
+    return to;
+}
+#endif
+/* Returns where a lane stores its lines. Rounded values have their places in te__nvfp4_store_rounded. */
+TE_FN te__nvfp4_lines te__nvfp4_lines_to(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
+                                         const int columnwise, te__nvfp4_stage *stage, const te__nvfp4_kind kind) {
+    te__nvfp4_lines to;
+    if (!kind.rounded) return te__nvfp4_lines_of(q, l, columnwise, stage);
+    memset(&to, 0, sizeof to);
+    to.count = q->y.rounded ? l->rows : 0;
+    return to;
 }
 /* Store the codes of eight elements of a line to `to`, whose address is a multiple of four. */
 TE_FN void te__nvfp4_store_codes(uint8_t *to, uint32_t codes) { *(uint32_t *)(void *)to = codes; }
-/* Rowwise: cast the lane's part of each row of the unit. amax: of the unit, if the blocks are square. */
-TE_FN void te__nvfp4_rows(const te_quantize_microscaled *q, const te__nvfp4_unit *u, const te__nvfp4_lane *l,
-                          float amax, const te__nvfp4_kind kind) {
-    const te_nvfp4_scale s = te_nvfp4_scale_of(q->amax[0]);
-    const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 0, q->swizzled);
-    const int64_t block = l->col / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 0, q->swizzled);
-    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->row, block, 0, q->swizzled);
-    const int64_t data_at = l->row * shape.pitch + l->col / 2, index = (l->row * shape.blocks * 2) + l->col / 8;
-    const int rows = block < shape.blocks ? (int)te_min(TE_NVFP4_BLOCK, q->rows - l->row) : 0;
+/* Store the values of eight codes of a row to `to`, [.., cols]. value: for each column the value of the element 1. */
+TE_FN void te__nvfp4_store_rounded(void *to, int64_t row, int64_t cols, int64_t col, uint32_t codes,
+                                   const float value[8], const te_dtype from) {
+    float v[8];
+    if (col >= cols) return;
+    te__floats_of_e2m1(v, codes);
+    TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= value[j];
+    te__microscaled_store_rounded(to, row * cols + col, v, 8, 1, from);
+}
+/* Rowwise: cast the lane's part of each row of the unit; codes: the elements. amax: of the unit, if it is one block. */
+TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], const te_quantize_microscaled *q,
+                               const te__nvfp4_scales *s, const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
+                               const te__nvfp4_lines *to, const te__nvfp4_kind kind) {
+    const int64_t vectors = te_ceil_div(q->cols, TE_NVFP4_BLOCK) * 2, index = l->row * vectors + l->col / 8;
     const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* with a NaN all elements are 0, and all scales NaN */
     TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
-        float m = 0.0f, value;
-        uint8_t code;
-        TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++)
-            m = te__microscaled_max(m, te_vec8_largest(&u->x[k][h], kind.from));
-        m = te_lanes_pair_max(m, 1);
-        const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
-        if (k >= rows) continue;
-        if (!kind.rounded && l->across == 0) q->y.scales[scale_at + k * stride] = code;
+        float m = amax, value[8];
+        if (kind.casts != TE_NVFP4_square)
+            m = te_lanes_pair_max(te_vec8_largest(u->x[k], TE_NVFP4_VECTORS, kind.from), 1);
+        const uint8_t code = te_nvfp4_encode(m, &s->tensor);
+        const te__nvfp4_block_scale scale = te__nvfp4_look_up(s, code);
+        if (!kind.rounded && l->across == 0 && k < to->count) to->scales[k * to->stride] = code;
+        TE_UNROLL for (int j = 0; j < 8; j++) value[j] = scale.value;
         TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
-            float v[8];
-            te_vec8_floats(v, &u->x[k][h], kind.from);
-            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= encode;
-            const uint32_t codes =
-                te__nvfp4_codes(v, q, 0, index + k * shape.blocks * 2 + h, kind.stochastic) & exist;
-            if (!kind.rounded) te__nvfp4_store_codes(q->y.data + data_at + k * shape.pitch + 4 * h, codes);
-            if (!kind.rounded || l->col + 8 * h >= q->cols) continue;
-            te__floats_of_e2m1(v, codes);
-            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= value * s.value;
-            te__microscaled_store_rounded(q->y.rounded, (l->row + k) * q->cols + l->col + 8 * h, v, 8, 1, kind.from);
+            const int64_t number = index + k * vectors + h;
+            codes[k][h] = te__nvfp4_codes(&u->x[k][h], scale.factor, &s->rng, q->stream, number, kind) & exist;
+            if (k >= to->count) continue;
+            if (kind.rounded)
+                te__nvfp4_store_rounded(q->y.rounded, l->row + k, q->cols, l->col + 8 * h, codes[k][h], value,
+                                        kind.from);
+            else te__nvfp4_store_codes(to->data + k * to->pitch + 4 * h, codes[k][h]);
         }
     }
 }
-/* The casts of the eight columns of a vector: for each the codes of its 16 elements, and its scale in f32. */
-typedef struct te__nvfp4_cast_columns { uint32_t codes[8][2]; float scale[8]; } te__nvfp4_cast_columns;
-
-/* Round eight floats to the dtype of x, as a GEMM that transforms would store them. */
-TE_FN void te__nvfp4_round8(float v[8], const te_dtype from) {
-    te_vec8 e;
-    te_vec8_of_pairs(&e, v, from);
-    te_vec8_floats(v, &e, from);
-}
-/* Transpose a matrix of 8 x 8 numbers of four bits: number j of rows[i] = number i of column j. half: which eight of
- * each column's 16 numbers. */
-TE_FN void te__nvfp4_transpose_codes(uint32_t rows[8], const te__nvfp4_cast_columns *c, const int half) {
+/* Transpose a matrix of 8 x 8 numbers of four bits: number j of to[i] = number i of from[j]. */
+TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     uint32_t pairs[2][4], t[4];
-    TE_UNROLL for (int j = 0; j < 4; j++) { /* byte i of pairs[odd][j]: row 2 i + odd of columns 2 j and 2 j + 1 */
-        const uint32_t a = c->codes[2 * j][half], b = c->codes[2 * j + 1][half];
+    /* byte i of pairs[odd][j]: number 2 i + odd of from[2 j] and from[2 j + 1] */
+    TE_UNROLL for (int j = 0; j < 4; j++) {
+        const uint32_t a = from[2 * j], b = from[2 * j + 1];
         pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
         pairs[1][j] = (a >> 4 & 0x0f0f0f0fu) | (b & 0xf0f0f0f0u);
     }
     TE_UNROLL for (int odd = 0; odd < 2; odd++) {
         te_transpose_bytes_4x4(t, pairs[odd]);
-        TE_UNROLL for (int i = 0; i < 4; i++) rows[2 * i + odd] = t[i];
+        TE_UNROLL for (int i = 0; i < 4; i++) to[2 * i + odd] = t[i];
     }
 }
-/* Store the values of eight columns of a unit, a row at a time. */
-TE_FN void te__nvfp4_store_rounded(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c, int64_t row,
-                                   int64_t col, const te_dtype from) {
-    const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
-    TE_UNROLL for (int half = 0; half < 2; half++) {
-        uint32_t codes[8];
-        te__nvfp4_transpose_codes(codes, c, half);
-        TE_UNROLL for (int k = 0; k < 8; k++) {
-            float v[8];
-            if (row + 8 * half + k >= rows || col >= q->cols) continue;
-            te__floats_of_e2m1(v, codes[k]);
-            TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= c->scale[j];
-            te__microscaled_store_rounded(q->yt.rounded, (row + 8 * half + k) * q->cols + col, v, 8, 1, from);
-        }
-    }
-}
-/* Columnwise: cast the lane's columns of the unit. */
-TE_FN void te__nvfp4_columns(const te_quantize_microscaled *q, const te__nvfp4_unit *u, const te__nvfp4_lane *l,
-                             float amax, const te__nvfp4_kind kind) {
-    const te_nvfp4_scale s = te_nvfp4_scale_of(q->amax[1]);
-    const te_microscaled_shape shape = te_microscaled_shape_of(TE_NVFP4, q->rows, q->cols, 1, q->swizzled);
-    const int64_t block = l->row / TE_NVFP4_BLOCK, stride = te__microscale_stride(TE_NVFP4, &shape, 1, q->swizzled);
-    const int64_t scale_at = te_microscale_at(TE_NVFP4, &shape, l->col, block, 1, q->swizzled);
-    const int64_t data_at = l->col * shape.pitch + block * (TE_NVFP4_BLOCK / 2);
+/* The casts of the eight columns of a vector: for each the codes of its 16 elements, and its scale. */
+typedef struct te__nvfp4_cast_columns {
+    uint32_t codes[2][8];
+    uint8_t scale[8];
+    float value[8];
+} te__nvfp4_cast_columns;
+
+/* Cast vector h of the unit along its columns. */
+TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_microscaled *q, const te__nvfp4_scales *s,
+                                 const te__nvfp4_unit *u, const te__nvfp4_lane *l, const int h,
+                                 const te__nvfp4_kind kind) {
+    const int64_t blocks = te_ceil_div(q->rows, TE_NVFP4_BLOCK), block = l->row / TE_NVFP4_BLOCK;
     const uint32_t exist = q->amax[1] == q->amax[1] ? ~0u : 0u;
-    if (block >= shape.blocks) return;
+    TE_UNROLL for (int j = 0; j < 8; j++) {
+        float v[16];
+        te_vec8 e[2];
+        te__nvfp4_column(v, u, h, j, kind.from);
+        if (q->hadamard) te_hadamard16(v);
+        /* a GEMM that transforms would store the result in the dtype of x, so it is rounded to that */
+        TE_UNROLL for (int i = 0; i < 2; i++) te_vec8_of_pairs(&e[i], v + 8 * i, kind.from);
+        c->scale[j] = te_nvfp4_encode(te_vec8_largest(e, 2, kind.from), &s->tensor);
+        const te__nvfp4_block_scale scale = te__nvfp4_look_up(s, c->scale[j]);
+        const int64_t index = ((l->col + 8 * h + j) * blocks + block) * 2;
+        c->value[j] = scale.value;
+        TE_UNROLL for (int i = 0; i < 2; i++)
+            c->codes[i][j] = te__nvfp4_codes(&e[i], scale.factor, &s->rng, q->stream + 1, index + i, kind) & exist;
+    }
+}
+/* Store the values of the columns of vector h, a row at a time. */
+TE_FN void te__nvfp4_store_rounded_columns(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c,
+                                           const te__nvfp4_lane *l, const int h, const te__nvfp4_kind kind) {
+    const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
+    TE_UNROLL for (int i = 0; i < 2; i++) {
+        uint32_t row[8];
+        te__nvfp4_transpose_codes(row, c->codes[i]);
+        TE_UNROLL for (int k = 0; k < 8; k++)
+            if (l->row + 8 * i + k < rows)
+                te__nvfp4_store_rounded(q->yt.rounded, l->row + 8 * i + k, q->cols, l->col + 8 * h, row[k], c->value,
+                                        kind.from);
+    }
+}
+/* Store the codes and scales of the columns of vector h. */
+TE_FN void te__nvfp4_store_columns(const te__nvfp4_lines *to, const te__nvfp4_cast_columns *c, const int h) {
+    TE_UNROLL for (int j = 0; j < 8; j++) {
+        const int col = 8 * h + j;
+        if (col >= to->count) continue;
+        to->scales[col * to->stride] = c->scale[j];
+        uint8_t *data = to->data + col * to->pitch;
+#if TE_CUDA
+        *(uint2 *)(void *)data = make_uint2(c->codes[0][j], c->codes[1][j]);
+#else
+        te__nvfp4_store_codes(data, c->codes[0][j]), te__nvfp4_store_codes(data + 4, c->codes[1][j]);
+#endif
+    }
+}
+/* Columnwise: cast the lane's columns of the unit. codes, amax: if the unit is one block, the elements of its rows,
+ * which are those of its columns as well, and its amax. */
+TE_FN void te__nvfp4_cast_columns_of(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
+                                     const te_quantize_microscaled *q, const te__nvfp4_scales *s,
+                                     const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
+                                     const te__nvfp4_lines *to, const te__nvfp4_kind kind) {
     TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
         te__nvfp4_cast_columns c;
-        TE_UNROLL for (int j = 0; j < 8; j++) {
-            const int col = 8 * h + j;
-            float v[16], m = 0.0f, value;
-            uint8_t code;
-            te__nvfp4_column(v, u, h, j, kind.from);
-            if (q->hadamard) {
-                te_hadamard16(v);
-                te__nvfp4_round8(v, kind.from), te__nvfp4_round8(v + 8, kind.from);
+        if (kind.casts != TE_NVFP4_square) te__nvfp4_cast_vector(&c, q, s, u, l, h, kind);
+        else {
+            TE_UNROLL for (int i = 0; i < 2; i++) {
+                uint32_t row[8];
+                TE_UNROLL for (int k = 0; k < 8; k++) row[k] = codes[8 * i + k][h];
+                te__nvfp4_transpose_codes(c.codes[i], row);
             }
-            TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) m = te__microscaled_max(m, v[k]);
-            const float encode = te_nvfp4_encode(&code, &value, q->square_blocks ? amax : m, &s);
-            const int64_t index = ((l->col + col) * shape.blocks + block) * 2;
-            c.scale[j] = value * s.value;
-            TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) v[k] *= encode;
-            c.codes[j][0] = te__nvfp4_codes(v, q, 1, index, kind.stochastic) & exist;
-            c.codes[j][1] = te__nvfp4_codes(v + 8, q, 1, index + 1, kind.stochastic) & exist;
-            if (kind.rounded || l->col + col >= q->cols) continue;
-            q->yt.scales[scale_at + col * stride] = code;
-            uint8_t *to = q->yt.data + data_at + col * shape.pitch;
-            te__nvfp4_store_codes(to, c.codes[j][0]), te__nvfp4_store_codes(to + 4, c.codes[j][1]);
+            TE_UNROLL for (int j = 0; j < 8; j++) {
+                c.scale[j] = te_nvfp4_encode(amax, &s->tensor);
+                c.value[j] = te__nvfp4_look_up(s, c.scale[j]).value;
+            }
         }
-        if (kind.rounded) te__nvfp4_store_rounded(q, &c, l->row, l->col + 8 * h, kind.from);
+        if (kind.rounded) te__nvfp4_store_rounded_columns(q, &c, l, h, kind);
+        else te__nvfp4_store_columns(to, &c, h);
     }
 }
 TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te__nvfp4_kind kind) {
     int group;
     const te_lanes g = te_lanes_here(TE_NVFP4_THREADS, &group);
-    for (int k = te__nvfp4_first_unit(g); k < TE_NVFP4_UNITS; k += TE_CUDA ? TE_NVFP4_UNITS : 1) {
-        const te__nvfp4_lane l = te__nvfp4_lane_of(q->cols, (uint32_t)b.x * TE_NVFP4_UNITS + (uint32_t)k, g.id);
+    const int square = kind.casts == TE_NVFP4_square;
+    const int by_row = kind.rounded ? q->y.rounded != 0 : q->y.data != 0;
+    const int by_col = kind.rounded ? q->yt.rounded != 0 : q->yt.data != 0;
+    te__nvfp4_stage *stage = 0;
+#if TE_CUDA
+    __shared__ te__nvfp4_stage te_shared_stage;
+    if (!kind.rounded) stage = &te_shared_stage;
+#endif
+    te__nvfp4_scales s[2];
+    te__nvfp4_compute_scales(s, q);
+    b.x = b.nx - 1 - b.x; /* begin where the first pass has ended, because that part of x is still in the L2 */
+    const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
+    for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
+        const te__nvfp4_lane l = te__nvfp4_lane_of(q, &tile, g, k);
         te__nvfp4_unit u;
         float amax = 0.0f;
+        uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS];
         te__nvfp4_load(&u, q, &l, kind.aligned, kind.from);
-        if (q->square_blocks) {
-            TE_UNROLL for (int h = 0; h < TE_NVFP4_VECTORS; h++) {
-                te_vec8 max;
-                memset(&max, 0, sizeof max);
-                TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++) te_vec8_max_numbers(&max, &u.x[i][h], kind.from);
-                amax = te__microscaled_max(amax, te_vec8_largest(&max, kind.from));
-            }
+        if (square) {
+            TE_UNROLL for (int i = 0; i < TE_NVFP4_BLOCK; i++)
+                amax = te__microscaled_max(amax, te_vec8_largest(u.x[i], TE_NVFP4_VECTORS, kind.from));
             amax = te_lanes_pair_max(amax, 1);
         }
-        if (kind.rounded ? q->y.rounded != 0 : q->y.data != 0) te__nvfp4_rows(q, &u, &l, amax, kind);
-        if (kind.rounded ? q->yt.rounded != 0 : q->yt.data != 0) te__nvfp4_columns(q, &u, &l, amax, kind);
+        if (square || by_row) {
+            const te__nvfp4_lines to = te__nvfp4_lines_to(q, &l, 0, stage, kind);
+            te__nvfp4_cast_rows(codes, q, &s[0], &u, &l, amax, &to, kind);
+        }
+        if (by_col) {
+            const te__nvfp4_lines to = te__nvfp4_lines_to(q, &l, 1, stage, kind);
+            te__nvfp4_cast_columns_of(codes, q, &s[1], &u, &l, amax, &to, kind);
+        }
     }
+#if TE_CUDA
+    if (kind.rounded) return;
+    __syncthreads();
+    if (by_row) te__nvfp4_store_stage(q, &tile, stage, 0);
+    if (by_col) te__nvfp4_store_stage(q, &tile, stage, 1);
+#endif
 }
 TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
-    const int64_t tiles = te_ceil_div(q->rows, 4 * TE_NVFP4_BLOCK) * te_ceil_div(q->cols, 4 * TE_NVFP4_BLOCK);
-    return te__grid_of(te_ceil_div(16 * tiles, TE_NVFP4_UNITS), 1);
+    return te__grid_of(te_ceil_div(q->rows, TE_NVFP4_TILE_ROWS * TE_NVFP4_BLOCK) *
+                           te_ceil_div(q->cols, TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK), 1);
 }
 
 /* Define kernels for tensors of dtype `from`, and te_status name_run(const te_quantize_microscaled *q, te_context
@@ -342,17 +566,22 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
 #define TE__NVFP4_PASSES(name, from, aligned, rounded)                                                             \
     TE_KERNEL_RESIDENT(name##_amax, TE_NVFP4_THREADS, 2, te_quantize_microscaled,                                  \
                        te_nvfp4_amax_body(te_args, te_at, aligned, TE_##from))                                     \
-    TE__NVFP4_CAST(name##_nearest, from, te__nvfp4_kind_of(aligned, rounded, 0, TE_##from))                        \
-    TE__NVFP4_CAST(name##_stochastic, from, te__nvfp4_kind_of(aligned, rounded, 1, TE_##from))                     \
+    TE__NVFP4_CAST(name##_nearest, from, 2, te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_nearest, TE_##from))      \
+    TE__NVFP4_CAST(name##_stochastic, from, 2,                                                                     \
+                   te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_stochastic, TE_##from))                            \
+    TE__NVFP4_CAST(name##_square, from, (rounded) ? 2 : 3,                                                         \
+                   te__nvfp4_kind_of(aligned, rounded, TE_NVFP4_square, TE_##from))                                \
     TE_API te_status name##_passes(const te_quantize_microscaled *q, te_context *ctx) {                            \
         TE_TRY(te_fill(ctx, q->amax, 0, 2 * sizeof(float)));                                                       \
         TE_TRY(name##_amax_launch(ctx, te__nvfp4_grid(q), q));                                                     \
-        return q->rng ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                                        \
-                      : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                          \
+        return q->square_blocks ? name##_square_launch(ctx, te__nvfp4_grid(q), q)                                  \
+               : q->rng         ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                              \
+                                : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                \
     }
-/* the limit of registers for two blocks of threads on an SM; in f32 x takes more of them */
-#define TE__NVFP4_CAST(name, from, kind)                                                                           \
-    TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : 2, te_quantize_microscaled,               \
+/* blocks: how many blocks of threads must fit on an SM, for which the compiler limits registers; in f32 x takes more of
+ * them */
+#define TE__NVFP4_CAST(name, from, blocks, kind)                                                                   \
+    TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : (blocks), te_quantize_microscaled,          \
                        te_nvfp4_body(te_args, te_at, kind))
 
 #endif

@@ -41,6 +41,10 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
                                           * with one scale per tensor, e5m2 or e4m3 */
 #define TE_TAKES_list_rounding TE_TOKEN /* the option `rounding` of a list: how gradients are rounded when they are cast
                                          * to FP8, nearest or stochastic */
+#define TE_TAKES_list_hadamard TE_TOKEN /* the option `hadamard` of a list under nvfp4, on or off: whether the operands
+                                         * of the weight gradient are transformed before they are rounded */
+#define TE_TAKES_list_square_blocks TE_TOKEN /* the option `square_blocks` of a list under nvfp4, on or off: whether a
+                                              * block of the weight is 16 x 16 elements */
 #define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list: the format of the weight parameters of FP8
                                         * GEMMs, f32 or the list's dtype; or the format of weights in few bits
                                         * (te_use_quantized): quantized, for any, or the name of a format of blocks */
@@ -109,7 +113,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
         name##_runs_fp8 = (int)name##_names_recipe && !TE_IS_MICROSCALED(name##_recipe),                            \
         name##_saves_inputs = (int)TE_INPUTS_OPTION(of),                                                            \
         name##_gradients = (int)TE_DTYPE_OPTION(of, gradients, (int)TE_e5m2),                                       \
-        name##_rounding = (int)TE_ROUNDING_OPTION(of),                                                              \
+        name##_rounding = (int)TE_ROUNDING_OPTION(of, name##_recipe),                                               \
+        name##_hadamard = (int)TE_SWITCH_OPTION(of, hadamard),                                                      \
+        name##_square_blocks = (int)TE_SWITCH_OPTION(of, square_blocks),                                            \
         name##_weights_option = (int)TE_WEIGHTS_OPTION(of, (int)TE_BLOCK_none),                                     \
         name##_weight_format = TE_IN_BLOCKS(name##_weights_option) ? (int)name##_weights_option : (int)TE_BLOCK_none, \
         name##_weights = (int)name##_weights_option == (int)TE_BLOCK_f32    ? (int)TE_f32                           \
@@ -134,8 +140,12 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
     static_assert((int)name##_gradients == (int)TE_e5m2 ||                                                          \
                       ((int)name##_gradients == (int)TE_e4m3 && TE_IS_TENSORWISE(name##_recipe)),                   \
                   "te: " #name ": (gradients, ...) is e5m2 or e4m3, of a list under fp8_delayed or fp8_current");   \
-    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe),              \
-                  "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed or fp8_current");           \
+    static_assert((int)name##_rounding == (int)TE_ROUNDING_nearest || TE_IS_TENSORWISE(name##_recipe) ||            \
+                      (int)name##_recipe == (int)TE_RECIPE_nvfp4,                                                   \
+                  "te: " #name ": (rounding, stochastic) is of a list under fp8_delayed, fp8_current or nvfp4");    \
+    static_assert(((int)name##_hadamard == (int)TE_SWITCH_on && (int)name##_square_blocks == (int)TE_SWITCH_on) ||  \
+                      (int)name##_recipe == (int)TE_RECIPE_nvfp4,                                                   \
+                  "te: " #name ": (hadamard, off) and (square_blocks, off) are of a list under nvfp4");             \
     static_assert((int)name##_weight_format == (int)TE_BLOCK_none || !(int)name##_names_recipe,                     \
                   "te: " #name ": weights in few bits are of a list without a recipe");                             \
     static_assert((int)name##_weights == (int)name##_dtype ||                                                       \

@@ -323,7 +323,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
                                           name##_quantize_multi_tensor_run, cast_by_block, cast_by_row,              \
                                           te__fp8_forward, backward, te__fp8_transpose_into, te__fp8_cast,           \
                                           !name##_takes_dims, name##_saves_inputs, (te_dtype)name##_gradients,       \
-                                          (te_rounding)name##_rounding, (te_dtype)name##_weights, 0};
+                                          (te_rounding)name##_rounding, (te_dtype)name##_weights, 0, 0, 0};
 #define TE__FP8_OPS_OF_TENSORS(name, dtype, weights, rounding)             \
     TE_QUANTIZE_VEC8(name##_quantize, dtype)                             \
     TE_QUANTIZE_MULTI_TENSOR(name##_quantize, weights)                            \

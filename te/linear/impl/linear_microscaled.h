@@ -7,7 +7,8 @@
  *     dw[out, in]  = dy^T x               dy and x columnwise: blocks along the rows
  *
  * mxfp8 rounds all of them to nearest. Under nvfp4 blocks of the weight are 16 x 16, so that both of its layouts have
- * the same values; the columnwise operands are transformed first (te_hadamard16), and dy is rounded stochastically.
+ * the same values; x and dy are transformed first (te_hadamard16) where they are columnwise, and dy is rounded
+ * stochastically. The list's options (square_blocks, off), (hadamard, off) and (rounding, nearest) switch these off.
  *
  * The values of mxfp8 are exact in bf16 and f32 (in f16 down to 2^-24); those of nvfp4 are rounded to the list's dtype,
  * because their tensor's scale is any f32 number. Forward saves x in the list's dtype, as without a recipe, and the
@@ -24,10 +25,9 @@
 /* The number of the first Philox stream with which gradients are rounded; each GEMM has two streams. */
 enum { TE__MICROSCALED_STREAMS = 0x66704d00 };
 
-TE_API int te__is_nvfp4(const te_run *r, int i) { return r->plan->op[i].recipe == TE_RECIPE_nvfp4; }
-/* Returns the number of rows of a columnwise operand: nvfp4's transform needs whole blocks of 16 rows. */
-TE_API int64_t te__microscaled_rows(const te_run *r, int i, int64_t rows) {
-    return te__is_nvfp4(r, i) ? te_round_up(rows, TE_NVFP4_BLOCK) : rows;
+/* Returns the number of rows of an operand of the weight gradient: the transform needs whole blocks of 16 rows. */
+TE_API int64_t te__microscaled_rows(const te_run *r, int64_t rows) {
+    return r->plan->fp8->hadamard ? te_round_up(rows, TE_NVFP4_BLOCK) : rows;
 }
 /* Acquires scratch memory for an operand of `rows` rows in the list's dtype. */
 TE_API te_status te__microscaled_scratch(void **memory, te_run *r, int64_t rows, int64_t cols) {
@@ -46,7 +46,7 @@ TE_API te_status te__microscaled_round(te_run *r, te_quantize_microscaled q, con
 TE_API te_status te__microscaled_weight(void **rounded, te_run *r, int i, int columnwise) {
     const te_param *p = r->param[i];
     te_quantize_microscaled q = te_quantize_microscaled_of(r->plan->op[i].out, r->plan->op[i].in);
-    q.square_blocks = te__is_nvfp4(r, i);
+    q.square_blocks = r->plan->fp8->square_blocks;
     TE_TRY(te__microscaled_scratch(rounded, r, q.rows, q.cols));
     return te__microscaled_round(r, q, p->data, columnwise ? 0 : *rounded, columnwise ? *rounded : 0, 1);
 }
@@ -71,8 +71,8 @@ TE_API te_status te__microscaled_gradient(void **y, void **yt, te_run *r, int i,
     const int64_t capacity = te__capacity_of_value(r, &dy);
     TE_TRY(te__microscaled_scratch(y, r, capacity, dy.cols));
     if (!(op->flags & TE_IS_FROZEN))
-        TE_TRY(te__microscaled_scratch(yt, r, te__microscaled_rows(r, i, capacity), dy.cols));
-    q.hadamard = te__is_nvfp4(r, i), q.rng = te__is_nvfp4(r, i) ? r->rng : 0;
+        TE_TRY(te__microscaled_scratch(yt, r, te__microscaled_rows(r, capacity), dy.cols));
+    q.hadamard = r->plan->fp8->hadamard, q.rng = r->plan->fp8->rounding == TE_ROUNDING_stochastic ? r->rng : 0;
     q.stream = TE__MICROSCALED_STREAMS + 2 * (uint32_t)i;
     return te__microscaled_round(r, q, dy.data, te__needs_input_grad(r, i) ? *y : 0,
                                  te_is_trained(r->param[i]) ? *yt : 0, 1);
@@ -87,13 +87,13 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
         te_value in = te__input_of(r, i);
         TE_TRY(te__convert_value(&in, r, r->plan->dtype));
         te_quantize_microscaled q = te_quantize_microscaled_of(in.rows, in.cols);
-        q.hadamard = te__is_nvfp4(r, i);
-        TE_TRY(te__microscaled_scratch(&xt, r, te__microscaled_rows(r, i, te__capacity_of_value(r, &in)), in.cols));
+        q.hadamard = r->plan->fp8->hadamard;
+        TE_TRY(te__microscaled_scratch(&xt, r, te__microscaled_rows(r, te__capacity_of_value(r, &in)), in.cols));
         TE_TRY(te__microscaled_round(r, q, in.data, 0, xt, te_is_trained(r->param[i])));
     }
     TE_TRY(te__microscaled_weight(&weight, r, i, 1));
     x->a = y, x->b = weight, x->b_is_new = 1;
-    w->a = yt, w->trans_a = 1, w->b = xt, w->k = te__microscaled_rows(r, i, dy.rows);
+    w->a = yt, w->trans_a = 1, w->b = xt, w->k = te__microscaled_rows(r, dy.rows);
     return TE_OK;
 }
 
@@ -103,13 +103,13 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
  * te__fp8_backward, or 0 if the list is for inference only. */
 #define TE__MICROSCALED_OPS_mxfp8(name, dtype, weights, rounding, backward)                             \
     TE_ROUND_MXFP8(name##_mxfp8, dtype)                                                                 \
-    TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_mxfp8_run, nearest)
+    TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_mxfp8_run, 0)
 #define TE__MICROSCALED_OPS_nvfp4(name, dtype, weights, rounding, backward)                             \
     TE_ROUND_NVFP4(name##_nvfp4, dtype)                                                                 \
-    TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_nvfp4_run, stochastic)
+    TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_nvfp4_run, 1)
 #define TE__MICROSCALED_te__fp8_backward te__microscaled_backward
 #define TE__MICROSCALED_0 0
-#define TE__MICROSCALED_TABLE(name, back, run, round)                                                   \
+#define TE__MICROSCALED_TABLE(name, back, run, is_nvfp4)                                                 \
     static const te_fp8_ops name##_fp8 = {                                                              \
         TE_MEMBER(quantize, 0), TE_MEMBER(quantize_dy, 0), TE_MEMBER(transpose_fp8, 0),                 \
         TE_MEMBER(product, 0), TE_MEMBER(quantize_blockwise, 0), TE_MEMBER(gemm_blockwise, 0),          \
@@ -118,7 +118,9 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
         TE_MEMBER(forward, te__microscaled_forward), TE_MEMBER(backward, back),                     \
         TE_MEMBER(transpose, 0), TE_MEMBER(cast, 0), TE_MEMBER(fixed_widths, !name##_takes_dims),       \
         TE_MEMBER(saves_inputs, name##_saves_inputs), TE_MEMBER(gradients, TE_e4m3),                    \
-        TE_MEMBER(rounding, TE_ROUNDING_##round), TE_MEMBER(weights, (te_dtype)name##_weights),      \
-        TE_MEMBER(quantize_microscaled, run)};
+        TE_MEMBER(rounding, (te_rounding)name##_rounding), TE_MEMBER(weights, (te_dtype)name##_weights), \
+        TE_MEMBER(quantize_microscaled, run),                                                           \
+        TE_MEMBER(hadamard, (is_nvfp4) && (int)name##_hadamard == (int)TE_SWITCH_on),                   \
+        TE_MEMBER(square_blocks, (is_nvfp4) && (int)name##_square_blocks == (int)TE_SWITCH_on)};
 
 #endif
