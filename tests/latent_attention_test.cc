@@ -42,11 +42,16 @@ TEST_CASE("a linear for each head", "[latent_attention]") {
 // heads, q_lora, kv_lora, unrotated, rotated, value
 #define SMALL_SIZES (2, 24, 32, 16, 8, 24)
 #define SMALL_ROPE ((base, 1000.0f), (interleaved, 1))
+/* [block] */
+#define LATENT(H, SIZES, ROPE) \
+    (fork, x), (rmsnorm, norm, H), TE_MLA(a, TE_MLA_QUERY_LORA, H, SIZES, ROPE, (causal, 1)), (add, x)
+/* [block] */
+MODEL(latent, f32, LATENT(40, SMALL_SIZES, SMALL_ROPE))
 MODEL(deepseek, f32, TE_DEEPSEEK_BLOCK(b, 40, SMALL_SIZES, SMALL_ROPE, 16, 32, 8, (top_k, 3), (groups, 4), (groups_kept, 2), (factor, 2.5f)))
 MODEL(deepseek_bf16, bf16, TE_DEEPSEEK_BLOCK(b, 40, SMALL_SIZES, SMALL_ROPE, 16, 32, 8, (top_k, 3), (groups, 4), (groups_kept, 2), (factor, 2.5f)))
 
-TEST_CASE("a block of DeepSeek", "[latent_attention]") {
-    for (const subject *s : {&deepseek_subject, &deepseek_bf16_subject}) {
+TEST_CASE("latent attention, and a block of DeepSeek", "[latent_attention]") {
+    for (const subject *s : {&latent_subject, &deepseek_subject, &deepseek_bf16_subject}) {
         check(*s, shape(1, 1));
         shape at(2, 7);
         at.position = 5;
@@ -68,9 +73,13 @@ TEST_CASE("the absorbed form", "[latent_attention]") { WARN("skipped: values_in_
     X(small_f16, f16, 1, TE_MLA_QUERY, 40, (2, 0, 64, 16, 16, 24), 0.1767766953f, 3e-3)              \
     X(small_int8, f32, int8, TE_MLA_QUERY_LORA, 40, (2, 24, 64, 16, 8, 24), 0.2041241452f, 3e-2)     \
     X(small_e4m3, f32, e4m3, TE_MLA_QUERY_LORA, 40, (2, 24, 64, 16, 8, 24), 0.2041241452f, 0.1)
+/* [absorbed] */
+#define CACHED(QUERY, H, SIZES, ROPE, SCALE, FORMAT) \
+    TE_MLA_ABSORBED(a, QUERY, H, SIZES, ROPE, (scale, SCALE), (cache, FORMAT))
+/* [absorbed] */
 #define ABSORBED_LIST(name, dtype, format, QUERY, H, SIZES, scale_, bound)                            \
     MODEL(name##_expanded, dtype, TE_MLA(a, QUERY, H, SIZES, SMALL_ROPE, (causal, 1)))                \
-    TE_INFERENCE(name, dtype, TE_MLA_ABSORBED(a, QUERY, H, SIZES, SMALL_ROPE, (scale, scale_), (cache, format)))
+    TE_INFERENCE(name, dtype, CACHED(QUERY, H, SIZES, SMALL_ROPE, scale_, format))
 ABSORBED(ABSORBED_LIST)
 
 namespace {

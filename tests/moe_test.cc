@@ -16,12 +16,17 @@
 #include "te/ops/rope.h"
 #include "te/plan/freeze.h"
 
+/* [mixtral] */
+#define MIXTRAL_EXPERTS(H, F, E)                                                                                      \
+    (fork, x), (rmsnorm, norm, H), (router, r, H, E, (top_k, 2), (renormalise, 1)),                                   \
+    (expert_linear, up, H, 2 * (F), E), (swiglu, act), (expert_linear, down, F, H, E), (combine, r), (add, x)
+/* [mixtral] */
+
 #define MOE_LISTS(X, dtype)                                                                                                                      \
     X(alone_##dtype, dtype, (router, r, 24, 5, (top_k, 2)), (combine, r))                                                                        \
     X(one_##dtype, dtype, (router, r, 37, 1), (combine, r))                                                                                       \
     X(all_##dtype, dtype, (router, r, 16, 4, (top_k, 4), (score, sigmoid)), (combine, r))                                                        \
-    X(mixtral_##dtype, dtype, (fork, x), (rmsnorm, n, 32), (router, r, 32, 8, (top_k, 2), (renormalise, 1)), (expert_linear, up, 32, 2 * 24, 8), \
-      (swiglu, act), (expert_linear, down, 24, 32, 8), (combine, r), (add, x))                                                                   \
+    X(mixtral_##dtype, dtype, MIXTRAL_EXPERTS(32, 24, 8))                                                                                        \
     X(biased_##dtype, dtype, (router, r, 40, 3, (top_k, 1), (score, softmax_of_chosen)), (expert_linear, up, 40, 72, 3), (expert_bias, b, 72, 3), \
       (gelu, act), (expert_linear, down, 72, 40, 3), (expert_bias, c, 40, 3), (combine, r), (bias, d, 40))                                       \
     X(grouped_##dtype, dtype, (fork, x), (router, r, 16, 12, (top_k, 3), (score, sigmoid), (choice_bias, 1), (groups, 4), (groups_kept, 2),      \

@@ -1,10 +1,12 @@
 // quantized_file_test.cc -- weights in 4 bits in safetensors files: GPTQ, AWQ and MXFP4 as other programs write them, value by value against
 // their definitions; casts with their errors; and files that must be refused by name.
+#include "folder.h"
 #include "harness.h"
 #include "te/infer.h"
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <string>
 
@@ -21,6 +23,21 @@ TE_INFERENCE(file_float, (f32, (weights, int8)), (rmsnorm, n, 256), (linear, up,
 TE_INFERENCE(file_odd, (f32, (weights, int4_128)), (linear, up, 192, 48))
 TE_INFERENCE(file_one, (f32, (weights, int8)), (rmsnorm, n, 256), (linear, up, 256, 1))
 TE_INFERENCE(file_ends, (f32, (weights, int4_64)), (embedding, e, 48, 256, (weights, q6_k)), (tied_linear, head, 256, 48))
+
+/* [file] */
+TE_INFERENCE(mlp, (bf16, (weights, quantized)), (rmsnorm, norm, 256), (linear, up, 256, 48))
+static const te_packed parts[] = {{"post_attention_layernorm.weight", "norm", "weight", 0, 0},
+                                  {"mlp.up_proj.weight", "up", "weight", 0, 0}};
+
+/* The file and the weights must stay as long as the instance. */
+static te_status load(mlp *m, te_block_weights *weights, te_safetensors *file, const char *path, te_context *ctx) {
+    te_quantized_source from;
+    TE_TRY(te_safetensors_map(file, path, ctx));
+    from = te_quantized_source_of(file);
+    TE_TRY(mlp_bind(m, 0, ctx));
+    return te_quantized_bind(weights, &m->model, parts, 2, "model.layers.0.", &from, ctx);
+}
+/* [file] */
 
 namespace {
 
@@ -50,6 +67,7 @@ struct packed_weight {
     int64_t group, groups;
     std::vector<int> q, zero;
     std::vector<uint16_t> scale;
+    std::string name = "up";
     packed_weight(int64_t g, bool symmetric, source &s) : group(g), groups(COLS / g) {
         for (int i = 0; i < ROWS * COLS; i++) q.push_back(s.below(16));
         for (int64_t i = 0; i < groups * ROWS; i++) {
@@ -61,7 +79,7 @@ struct packed_weight {
         const size_t g = (size_t)(col / group * ROWS + row);
         return te_float_of_f16(scale[g]) * (float)(q[(size_t)(row * COLS + col)] - zero[g]);
     }
-    void scales(file &f) const { f.add("up.scales", "F16", {groups, ROWS}, scale); }
+    void scales(file &f) const { f.add(name + ".scales", "F16", {groups, ROWS}, scale); }
     // GPTQ: eight consecutive columns of a row in a word; eight consecutive rows' zero points, minus one in version 1
     void gptq(file &f, int version, bool order) const {
         std::vector<uint32_t> w(COLS / 8 * ROWS, 0), z((size_t)groups * ROWS / 8, 0);
@@ -71,8 +89,8 @@ struct packed_weight {
         for (size_t k = 0; k < (size_t)groups; k++)
             for (size_t r = 0; r < ROWS; r++) z[k * (ROWS / 8) + r / 8] |= (uint32_t)(zero[k * ROWS + r] - (version == 1)) << 4 * (r % 8);
         for (int c = 0; c < COLS; c++) g.push_back(c / (int)group);
-        f.add("up.qweight", "I32", {COLS / 8, ROWS}, w), f.add("up.qzeros", "I32", {groups, ROWS / 8}, z), scales(f);
-        if (order) f.add("up.g_idx", "I32", {COLS}, g);
+        f.add(name + ".qweight", "I32", {COLS / 8, ROWS}, w), f.add(name + ".qzeros", "I32", {groups, ROWS / 8}, z), scales(f);
+        if (order) f.add(name + ".g_idx", "I32", {COLS}, g);
     }
     // AWQ: rows 0, 2, 4, 6, 1, 3, 5, 7 of eight in a word
     void awq(file &f) const {
@@ -84,7 +102,7 @@ struct packed_weight {
                 for (size_t c = 0; c < COLS; c++) w[c * (ROWS / 8) + r / 8] |= (uint32_t)q[row * COLS + c] << 4 * i;
                 for (size_t k = 0; k < (size_t)groups; k++) z[k * (ROWS / 8) + r / 8] |= (uint32_t)zero[k * ROWS + row] << 4 * i;
             }
-        f.add("up.qweight", "I32", {COLS, ROWS / 8}, w), f.add("up.qzeros", "I32", {groups, ROWS / 8}, z), scales(f);
+        f.add(name + ".qweight", "I32", {COLS, ROWS / 8}, w), f.add(name + ".qzeros", "I32", {groups, ROWS / 8}, z), scales(f);
     }
 };
 void add_norm(file &f) { f.add("norm.weight", "F32", {COLS}, std::vector<float>(COLS, 1.0f)); }
@@ -177,6 +195,39 @@ TEST_CASE("GPTQ and AWQ: the values of the file, bit by bit, in the largest bloc
     opened o(f);
     const std::vector<float> v = o.values(table);
     CHECK(v[5 * COLS] == w.at(5, 0));
+}
+
+TEST_CASE("the documented program loads a file of GPTQ") {
+    source s(fresh_seed());
+    packed_weight w(128, true, s);
+    w.name = "model.layers.0.mlp.up_proj";
+    file f;
+    w.gptq(f, 1, false);
+    f.add("model.layers.0.post_attention_layernorm.weight", "F32", {COLS}, std::vector<float>(COLS, 1.0f));
+    const folder dir;
+    const std::string on_disk = dir / "model.safetensors";
+    const std::string bytes = f.bytes();
+    std::ofstream(on_disk, std::ios::binary).write(bytes.data(), (std::streamsize)bytes.size());
+    const context c;
+    te_context *const ctx = (te_context *)&c.c;
+    mlp m;
+    te_block_weights weights;
+    te_safetensors opened_file;
+    const te_status status = load(&m, &weights, &opened_file, on_disk.c_str(), ctx);
+    INFO(te_last_error(ctx));
+    REQUIRE(status == TE_OK);
+    REQUIRE(m.up.weight.quantized);
+    const te_weight_part &part = m.up.weight.quantized->part[0];
+    CHECK(part.format == TE_BLOCK_int4_128);
+    if (!TE_CUDA) { // there the blocks are in another order, in device memory
+        std::vector<float> row(COLS);
+        for (int64_t r = 0; r < ROWS; r++) {
+            te_dequantize_row(row.data(), (const char *)part.data + r * (int64_t)te_block_row_bytes(part.format, COLS), COLS, part.format);
+            for (int64_t i = 0; i < COLS; i++) REQUIRE(row[(size_t)i] == w.at(r, i));
+        }
+    }
+    te_block_weights_release(&weights, ctx);
+    te_safetensors_close(&opened_file);
 }
 
 TEST_CASE("MXFP4: the experts of gpt-oss's files") {

@@ -146,6 +146,7 @@
 #define BLOCK_DEEPSEEK_V2(KIND) BLOCK_DEEPSEEK_V3(KIND)
 
 /* gpt-oss: biases everywhere, attention sinks, and experts with a clamped swiglu. */
+/* [gpt_oss] */
 #define BLOCK_GPT_OSS(KIND)                                                                                          \
     (fork, x1), NORM(rmsnorm, norm1), QKV, (bias, qkv_bias, MODEL_QKV_ROWS),                                         \
     ROPE_##KIND (attention, attend, ATTENTION_OF(KIND), (sinks, 1)), PROJ, (bias, proj_bias, MODEL_HIDDEN),          \
@@ -156,6 +157,7 @@
     (clamped_swiglu, act, (alpha, MODEL_SWIGLU_ALPHA), (limit, MODEL_SWIGLU_LIMIT)),                                 \
     (expert_linear, fc2, MODEL_FFN, MODEL_HIDDEN, MODEL_EXPERTS),                                                    \
     (expert_bias, fc2_bias, MODEL_HIDDEN, MODEL_EXPERTS), (combine, route), (add, x2)
+/* [gpt_oss] */
 
 /* Llama 4: the router's weight multiplies the input of an expert, and a shared expert sees every token. In layers with
  * rope the heads of q and k may have a norm, without a weight: that of the list is 0, beside the 1 that the op adds. */
@@ -511,12 +513,14 @@ static const te_packed dense_tensors[] = {
 #define dense_tensors block_tensors
 #endif
 #if MODEL_LATENT
+/* [kv_b] */
 /* The tensor that has, for each head, the rows for k and then those for v. */
 #define LATENT_ROWS MODEL_UNROTATED_DIM + MODEL_VALUE_DIM
 static const te_packed_head_rows latent_tensors[] = {
     {"self_attn.kv_b_proj.weight", "attn_k_b", "weight", MODEL_HEADS, LATENT_ROWS, 0, MODEL_UNROTATED_DIM},
     {"self_attn.kv_b_proj.weight", "attn_v_b", "weight", MODEL_HEADS, LATENT_ROWS, MODEL_UNROTATED_DIM,
      MODEL_VALUE_DIM}};
+/* [kv_b] */
 #endif
 #ifdef MODEL_EXPERTS_IN_ONE
 static const te_packed expert_tensors[] = {OF_FAMILY(EXPERT_TENSORS_), END};

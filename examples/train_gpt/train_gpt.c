@@ -879,12 +879,14 @@ static void take_batch(const gpt *g, const corpus *c, int validate, uint64_t num
         uint32_t r[4];
         te_philox(r, seed, number * (uint64_t)g->batch + (uint64_t)i, validate ? 2 : 1, 0);
         const int32_t *window = c->tokens + from + (int64_t)((((uint64_t)r[0] << 32) | r[1]) % (uint64_t)places);
+        /* [context] */
         for (int k = 0; k < chunks; k++) {
             const int32_t *chunk = window + te_cp_position(shard, k * rows, g->seq);
             const int64_t at = n * g->rows + i * g->seq + k * rows;
             check(te_copy(&ctx, g->tokens + at, chunk, bytes), "batch");
             check(te_copy(&ctx, g->labels + at, chunk + 1, bytes), "batch");
         }
+        /* [context] */
     }
 }
 static double validation_loss(gpt *g, const corpus *c, int batches, uint64_t seed) {

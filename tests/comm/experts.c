@@ -17,29 +17,31 @@
 
 enum { HIDDEN = 24, FFN = 16, EXPERTS = 8, TOP_K = 2, MAX_TOKENS = 4 * 80, MAX_PARAMS = 8 };
 
+/* [lists] */
 #define ROUTER(N, ...) \
     (router, r, HIDDEN, EXPERTS, (top_k, TOP_K), (renormalise, 1), (choice_bias, 1), (aux_loss, 0.02f), (z_loss, 0.01f), \
      (ranks, N), (dispatch, __VA_ARGS__))
 #define EXPERT_MLP(N) \
-    (expert_linear, up, HIDDEN, 2 * FFN, EXPERTS / N), (swiglu, act), (expert_linear, down, FFN, HIDDEN, EXPERTS / N), \
-    (combine, r)
+    (expert_linear, up, HIDDEN, 2 * FFN, EXPERTS / (N)), (swiglu, act),                                              \
+    (expert_linear, down, FFN, HIDDEN, EXPERTS / (N)), (combine, r)
+#define BY_ALL_GATHER(N) (all_gather, g), ROUTER(N, all_gather), EXPERT_MLP(N), (reduce_scatter, s)
+#define BY_ALL_TO_ALL(N) ROUTER(N, all_to_all), EXPERT_MLP(N)
+/* [lists] */
 /* the router's rows are stored, and the combine saves its input */
 #define BIASES(N) \
     (expert_bias, first, HIDDEN, EXPERTS / N), (expert_linear, mid, HIDDEN, HIDDEN, EXPERTS / N),                    \
     (expert_bias, last, HIDDEN, EXPERTS / N), (combine, r)
 #define LISTS(N)                                                                                                      \
-    TE_SEQUENTIAL(gather##N, (f32, (rows, shard)), (all_gather, g), ROUTER(N, all_gather), EXPERT_MLP(N),              \
-                  (reduce_scatter, s))                                                                                \
-    TE_SEQUENTIAL(visit##N, (f32, (rows, shard)), ROUTER(N, all_to_all), EXPERT_MLP(N))                               \
-    TE_SEQUENTIAL(again##N, (f32, (rows, shard)), (fork, x), (recompute, c), ROUTER(N, all_to_all), EXPERT_MLP(N),     \
-                  (end_recompute, c), (add, x))                                                                       \
-    TE_SEQUENTIAL(plain##N, (f32, (rows, shard)), (fork, x), ROUTER(N, all_to_all), EXPERT_MLP(N), (add, x))           \
+    TE_SEQUENTIAL(gather##N, (f32, (rows, shard)), BY_ALL_GATHER(N))                                                  \
+    TE_SEQUENTIAL(visit##N, (f32, (rows, shard)), BY_ALL_TO_ALL(N))                                                   \
+    TE_SEQUENTIAL(again##N, (f32, (rows, shard)), (fork, x), (recompute, c), BY_ALL_TO_ALL(N), (end_recompute, c),     \
+                  (add, x))                                                                                           \
+    TE_SEQUENTIAL(plain##N, (f32, (rows, shard)), (fork, x), BY_ALL_TO_ALL(N), (add, x))                              \
     TE_SEQUENTIAL(gather_bias##N, (f32, (rows, shard)), (all_gather, g), ROUTER(N, all_gather), BIASES(N),             \
                   (reduce_scatter, s))                                                                                \
     TE_SEQUENTIAL(visit_bias##N, (f32, (rows, shard)), ROUTER(N, all_to_all), BIASES(N))                              \
-    TE_SEQUENTIAL(gather_bf##N, (bf16, (rows, shard)), (all_gather, g), ROUTER(N, all_gather), EXPERT_MLP(N),          \
-                  (reduce_scatter, s))                                                                                \
-    TE_SEQUENTIAL(visit_bf##N, (bf16, (rows, shard)), ROUTER(N, all_to_all), EXPERT_MLP(N))
+    TE_SEQUENTIAL(gather_bf##N, (bf16, (rows, shard)), BY_ALL_GATHER(N))                                              \
+    TE_SEQUENTIAL(visit_bf##N, (bf16, (rows, shard)), BY_ALL_TO_ALL(N))
 LISTS(1)
 LISTS(2)
 LISTS(4)
