@@ -27,7 +27,7 @@
 #define TE__RANKS_OF(rows) (TE_ROUTED_RANKS(rows) > 0 ? TE_ROUTED_RANKS(rows) : 1)
 #define TE__EXPERTS_LAYOUT_FITS(in) \
     ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_partial_grad || \
-     (int)(in) == (int)TE_LAYOUT_exchanged)
+     (int)(in) == (int)TE_LAYOUT_some_rows)
 #define TE__CHECK_EXPERTS(model, op, experts)                                                                        \
     static_assert((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed,                                                 \
                   TE__ROUTER_TEXT(model, op) " needs the rows of a (router, ..)");                                   \
@@ -100,7 +100,7 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
     const te_router_options o = te__router_options_of(r->plan, router);
     const te_routing t = te__routing_of(r, router);
     te_grouped g = te__grouped_of(kind, op->out, op->in, t.count, r->tokens * o.top_k);
-    g.offset = t.offset + t.first, g.ranks = o.experts / t.count, g.max_rows = (int)r->tokens;
+    g.offset = t.offset + t.first, g.ranks = o.experts / t.count, g.max_rows = t.capacity;
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
@@ -163,7 +163,7 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
             const int64_t at = token * a->top_k + j;
             const float w = a->weighs ? te__input_weight(&a->at, at) : 1.0f;
             float weighed[8];
-            if (!te__is_local(&a->at, at)) continue;
+            if (!te__is_computed(&a->at, at)) continue;
             TE_UNROLL for (int i = 0; i < 8; i++) weighed[i] = w * v[i];
             te_store8(a->y, (int64_t)a->at.row[at] * a->width + c, a->weighs ? weighed : v, 8, 1, dtype);
         }
@@ -228,9 +228,9 @@ TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) 
     const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
     float sum = 0;
     if (row >= a->rows) return;
-    const int slot = a->at.slot[row], is_local = te__is_local_row(&a->at, row);
-    if (!is_local && a->dx && g.id == 0) a->dweight[slot] = 0;
-    if (!is_local) return;
+    const int slot = a->at.slot[row], is_computed = te__is_computed_row(&a->at, row);
+    if (!is_computed && a->dx && g.id == 0) a->dweight[slot] = 0;
+    if (!is_computed) return;
     const float w = te__output_weight(&a->at, slot);
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         const int64_t at = row * a->width + c;
@@ -314,7 +314,7 @@ TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int wi
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (row >= a->rows || !te__is_local_row(&a->at, row)) return;
+    if (row >= a->rows || !te__is_computed_row(&a->at, row)) return;
     const int64_t expert = a->at.expert[a->at.slot[row]] - a->at.first;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         float v[8], w[8];
@@ -330,7 +330,7 @@ TE_FN void te_expert_bias_sum(const te_routed_args *a, te_block b, const int wid
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int c = (b.x * TE_ROUTER_LANES + g.id) * 8;
     const int32_t *offset = a->at.offset + a->at.first;
-    const int64_t end = offset[b.y + 1];
+    const int64_t end = te_min(offset[b.y + 1], offset[b.y] + a->at.capacity);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     float *to = a->dweight + (int64_t)b.y * width + c;
     for (int64_t row = offset[b.y] + group; c < width && row < end; row += TE_ROUTER_WARPS) {

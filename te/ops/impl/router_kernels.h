@@ -14,6 +14,7 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
 typedef struct te_router_options {
     int experts, top_k, score, renormalise, bias, choice_bias, groups, groups_kept, weighs_input;
     float factor, aux_loss, z_loss;
+    double capacity;
 } te_router_options;
 
 /* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
@@ -29,32 +30,43 @@ typedef struct te_routing {
                        * expert among those that the token has chosen */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
     int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
-    int is_part;      /* 1: these are not all experts */
+    int capacity;     /* of the rows of an expert, only the first `capacity` are computed: the others are dropped */
+    int is_part;      /* 1: this rank may not compute all rows, for one of the two reasons */
     int weighs_input; /* 1: the weights multiply the inputs of the experts; 0: their outputs */
 } te_routing;
 /* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more.
  * logits: for each token. */
 #define TE__ROUTING_FLOATS(experts, logits, top_k) \
     (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
+/* The number of rows that an expert computes at most: ceil(capacity * tokens * top_k / experts), and all if the option
+ * is 0. If the value is above an integer only because the option is rounded, as 1.1f * 30 is, it is this integer. */
+TE_API int te__expert_capacity(te_router_options o, int64_t tokens) {
+    const double rows = o.capacity * (double)tokens * o.top_k / o.experts;
+    return o.capacity > 0 && rows < (double)tokens ? (int)te_max(1, (int64_t)ceil(rows * (1 - 1e-7))) : (int)tokens;
+}
 TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, te_router_options o) {
     const int64_t rows = tokens * o.top_k;
     te_routing t;
     t.logits = (float *)memory, t.weight = t.logits + logits;
     t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
     t.slot = t.row + rows, t.offset = t.slot + rows;
-    t.first = 0, t.count = o.experts, t.is_part = 0, t.weighs_input = o.weighs_input;
+    t.first = 0, t.count = o.experts, t.capacity = te__expert_capacity(o, tokens), t.is_part = o.capacity > 0;
+    t.weighs_input = o.weighs_input;
     return t;
 }
-/* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
-TE_FN int te__is_local(const te_routing *t, int64_t at) {
-    return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
+/* Whether this rank computes a token's routed row: it has the expert, and the row is within the capacity. at: token *
+ * top_k + the place of the expert. */
+TE_FN int te__is_computed(const te_routing *t, int64_t at) {
+    if (!t->is_part) return 1;
+    const int e = t->expert[at];
+    return (unsigned)(e - t->first) < (unsigned)t->count && t->row[at] - t->offset[e] < t->capacity;
 }
 /* By what the input and the output of the expert of a token's routed row are multiplied. at: as above. */
 TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
 TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
-/* Whether this rank has the expert of routed row `row`. */
-TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
-    return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
+/* Whether this rank computes routed row `row`. */
+TE_FN int te__is_computed_row(const te_routing *t, int64_t row) {
+    return !t->is_part || te__is_computed(t, t->slot[row]);
 }
 /* The router from which the rows of op i come, by the way that they take through the list. */
 TE_API int te__router_of(const te_plan *p, int i) {
@@ -333,8 +345,12 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
             te_load8(v, a->x, token * width + c, count, aligned, f.in);
             TE_UNROLL for (int j = 0; j < o.top_k; j++) {
                 float weighed[8];
-                if (!te__is_local(&a->at, token * o.top_k + j)) continue;
-                const float w = te__input_weight(&a->at, token * o.top_k + j);
+                const int64_t at = token * o.top_k + j;
+                const int e = a->at.expert[at];
+                if ((unsigned)(e - a->at.first) >= (unsigned)a->at.count) continue;
+                /* other blocks have not stored the offsets yet, so this is not te__is_computed */
+                if (o.capacity > 0 && a->before[(int64_t)b.x * o.experts + e] + a->rank[at] >= a->at.capacity) continue;
+                const float w = te__input_weight(&a->at, at);
                 TE_UNROLL for (int k = 0; k < 8; k++) weighed[k] = w * v[k];
                 te_store8(a->y, (int64_t)row[j] * width + c, o.weighs_input ? weighed : v, count, aligned, f.out);
             }
@@ -371,7 +387,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     te__router_load(&t, logits, o.experts, &g);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) {
         const int64_t at = token * o.top_k + j;
-        expert[j] = a->at.expert[at], d[j] = te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
+        expert[j] = a->at.expert[at], d[j] = te__is_computed(&a->at, at) ? a->dweight[at] : 0.0f;
         s[j] = te__router_score(&t, logits[expert[j]], o.score);
     }
     te__router_score_gradients(d, s, o);
@@ -416,7 +432,7 @@ TE_FN void te_router_weigh_gradient(const te_router_args *a, te_block b, const t
         float x[8], v[8];
         te_load8(x, a->input, token * width + c, n, aligned, f.in);
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            if (!te__is_computed(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
             TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
         }
@@ -450,7 +466,7 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            if (!te__is_computed(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
             const float w = te__input_weight(&a->at, token * o.top_k + j);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += o.weighs_input ? w * v[i] : v[i];
