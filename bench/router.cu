@@ -13,7 +13,7 @@
 #define MIXTRAL (router, r, 4096, 8, (top_k, 2), (renormalise, 1))
 #define DEEPSEEK (router, r, 7168, 256, (top_k, 8), (score, sigmoid), (choice_bias, 1), (groups, 8), (groups_kept, 4), (renormalise, 1))
 #define ROUTER(name, op)                                                                                  \
-    TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_bf16, 0)                                    \
+    TE__ROUTER_CHOOSE(name##_choose, op, bf16, 0)                                                         \
     TE__ROUTER_KERNEL(name##_place, op, te_router_gather, 8, te_formats_of(TE_bf16, TE_bf16, TE_bf16, TE_bf16), 0)
 ROUTER(qwen, QWEN)
 ROUTER(mixtral, MIXTRAL)

@@ -80,7 +80,7 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
  * (weigh, input), the router's kernel copies them to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
-    TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype, TE__EXCHANGES(a))                              \
+    TE__ROUTER_CHOOSE(name##_choose, a, dtype, TE__EXCHANGES(a))                                                     \
     TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
                       TE__TOKEN_FORMATS(model, dtype, a), !TE_CUDA || TE__WEIGHS_INPUT(a))                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \

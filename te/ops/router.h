@@ -14,8 +14,8 @@
  * capacity is stated. How many rows an expert has is known only on the device, so a captured graph serves any routing.
  *
  * If several experts have the same score, the one with the lowest number is chosen first. A NaN among a token's logits
- * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in the order
- * of the choice. The options are described below, and in docs/reference/ops.md.
+ * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in a fixed
+ * order. The options are described below, and in docs/reference/ops.md.
  */
 #ifndef TE_OPS_ROUTER_H
 #define TE_OPS_ROUTER_H
@@ -192,12 +192,17 @@ typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_
  * or null. weigh: te_router_weigh_gradient, or null. */
 typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weigh; } te_router_kernels;
 
-#define TE__ROUTER_KERNEL(name, op, body, ...)                                                                       \
+#define TE__ROUTER_KERNEL(name, op, body, ...) \
+    TE__ROUTER_KERNEL_OF(name, op, TE_ROUTER_THREADS, body, __VA_ARGS__)
+/* The kernel that chooses the experts. exchanges: 1: they are the tokens of one rank. */
+#define TE__ROUTER_CHOOSE(name, op, dtype, exchanges) \
+    TE__ROUTER_KERNEL_OF(name, op, TE__CHOOSE_THREADS(TE_ARG2(op, 0)), te_router_choose, TE_##dtype, exchanges)
+#define TE__ROUTER_KERNEL_OF(name, op, threads, body, ...)                                                           \
     TE_FN void name##_body(const te_router_args *a, te_block b) {                                                    \
         const te_router_options o = TE_OPTIONS_VALUES(op);                                                           \
         body(a, b, o, __VA_ARGS__);                                                                                  \
     }                                                                                                                \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_router_args, name##_body(te_args, te_at))
+    TE_KERNEL(name, threads, te_router_args, name##_body(te_args, te_at))
 #define TE__ROUTER_FORMATS(model, dtype, op) \
     te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
 /* Those of the kernels of a router that read or write rows of tokens. If rows travel between ranks, they do so in the
@@ -206,7 +211,7 @@ typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weig
     te_formats_of(TE__EXCHANGES(op) ? (int)TE_##dtype : (int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op),   \
                   (int)TE_##dtype, (int)TE_##dtype)
 #define TE_CUSTOM_router_forward(name, model, dtype, op)                                                             \
-    TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_##dtype, TE__EXCHANGES(op))                            \
+    TE__ROUTER_CHOOSE(name##_choose, op, dtype, TE__EXCHANGES(op))                                                   \
     TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
                       TE__TOKEN_FORMATS(model, dtype, op), 1)                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
