@@ -11,8 +11,10 @@
  * The weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in].
  * Forward saves x; but if x is the output of the router, backward gathers it again from the router's input. Backward
  * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
- * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. The
- * products: te/gemm/impl/gemm_grouped.h.
+ * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. In a list
+ * for inference on the CPU its weight may be in few bits, as that of a linear: (weights, ..), te_use_quantized. On CUDA
+ * it may not, because the products with such weights need their number of rows on the host. The products:
+ * te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H
@@ -44,9 +46,15 @@
 #define TE_EXPERTS_expert_linear(op) ((int)(TE_ARG3(op, 0)))
 #define TE_FLAGS_expert_linear(op) (TE_SAVES_INPUT)
 #define TE_LAYOUT_FITS_expert_linear(op, in) TE__EXPERTS_LAYOUT_FITS(in)
+#define TE_TAKES_expert_linear_weights TE_TOKEN
+#define TE_BLOCK_WEIGHTS_expert_linear(model, op) \
+    (TE_CUDA ? (int)TE_BLOCK_none : (int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
 #define TE_CHECK_expert_linear(model, op)                                                                            \
-    (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0))                                                                    \
+    (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0)) TE_CHECK_WEIGHTS(model, op)                                        \
+     static_assert(!TE_CUDA || !TE_HAS_OPTION(op, weights) ||                                                        \
+                       (int)TE_WEIGHTS_OPTION(op, TE_BLOCK_none) == (int)TE_BLOCK_none,                              \
+                   TE__ROUTER_TEXT(model, op) ": the weights of experts may be in few bits on the CPU only");        \
      static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) > 0 &&                      \
                        (TE_ARG2(op, 0)) % 8 == 0,                                                                    \
                    TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
@@ -60,7 +68,7 @@ template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(co
 #define TE__GROUPED(dtype, kind) te__grouped_step<TE_##dtype, TE_GROUPED_##kind>
 #else
 TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
-    return te__grouped_run(g, r->plan->product, r->ctx);
+    return te__grouped_run(g, g->quantized ? r->plan->quantized->product : r->plan->product, r->ctx);
 }
 #define TE__GROUPED(dtype, kind) te__grouped_step
 #endif
@@ -110,7 +118,11 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
     te_grouped capacity = *g;
     void *scratch = 0;
     capacity.max_rows = (int)te__capacity_rows(r);
-    const size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
+    const te_quantized_ops *quantized = g->kind == TE_GROUPED_FORWARD ? r->plan->quantized : 0;
+    const te_gemm largest = te__grouped_gemm(&capacity, 0, 0, capacity.max_rows);
+    size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
+    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
+    if (quantized) bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&largest));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
     g->scratch = (float *)scratch;
 #endif
@@ -121,7 +133,7 @@ TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x,
     te_value made;
     TE_TRY(te__convert_value(&x, r, g->dtype));
     TE_TRY(te__begin_converted(&made, &y, r, g->dtype));
-    g->a = x.data, g->b = r->param[i]->data, g->d = made.data;
+    g->a = x.data, g->b = r->param[i]->data, g->quantized = r->param[i]->quantized, g->d = made.data;
     TE_TRY(te__expert_run(r, g, run, 1));
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;

@@ -15,7 +15,8 @@
 #ifndef TE_GEMM_GROUPED_H
 #define TE_GEMM_GROUPED_H
 
-#include "gemm_dispatch.h" /* te_gemm, te__gemm_scratch */
+#include "../../quant/block_formats.h" /* te_quantized_weight */
+#include "gemm_dispatch.h"             /* te_gemm, te__gemm_scratch */
 #if TE_CUDA
 #include "../../core/impl/ptx_cuda.h" /* te__mma_sync, te__ldmatrix_x4 */
 #include "gemm_sm90_mainloop.h"       /* te__sm90_gemm_store_subtile */
@@ -27,6 +28,7 @@ typedef struct te_grouped {
     const void *a;         /* forward: x; dgrad and wgrad: dy */
     const void *b;         /* forward and dgrad: weight; wgrad: x */
     void *d;               /* y, dx or dweight */
+    const te_quantized_weight *quantized; /* forward on the host: the weight in few bits; null: it is b */
     const int32_t *offset; /* [groups + 1], target memory; offset[0] need not be 0 */
     const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
@@ -660,17 +662,41 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
     return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
 #else
-/* The number of floats of g->scratch. */
+enum { TE_GROUPED_MAX_PARTS = 16 }; /* of the weight of a group in few bits */
+/* The number of floats of g->scratch, unless the weight is in few bits. */
 TE_API size_t te__grouped_scratch(const te_grouped *g) {
     const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
     return te__gemm_scratch(&p);
 }
-/* Runs the GEMMs of all groups, one after the other. product: the function that runs a GEMM in the list's dtype. */
+/* Sets *of_group to the weight of group e, some rows of g->quantized. part: memory for its parts. */
+TE_API te_status te__grouped_weight(te_quantized_weight *of_group, te_weight_part part[TE_GROUPED_MAX_PARTS],
+                                    const te_grouped *g, int e, te_context *ctx) {
+    int64_t at = -(int64_t)e * g->out; /* the first row of the part, counted from the first row of the group */
+    of_group->part = part, of_group->parts = 0;
+    for (int i = 0; i < g->quantized->parts && at < g->out; at += g->quantized->part[i++].rows) {
+        const te_weight_part *all = &g->quantized->part[i];
+        const int64_t first = te_max(0, -at), rows = te_min(all->rows, g->out - at) - first;
+        if (rows <= 0) continue;
+        TE_REQUIRE(of_group->parts < TE_GROUPED_MAX_PARTS, ctx, TE_ERROR_SHAPE,
+                   "the weight of expert %d, %d rows in few bits, has more than %d parts", e, g->out,
+                   (int)TE_GROUPED_MAX_PARTS);
+        te_weight_part *to = &part[of_group->parts++];
+        to->data = (const char *)all->data + (size_t)first * te_block_row_bytes(all->format, g->in);
+        to->format = all->format, to->rows = rows;
+    }
+    return TE_OK;
+}
+/* Runs the GEMMs of all groups, one after the other. product: the function that runs a GEMM in the list's dtype or, if
+ * the weight is in few bits, with such a weight. */
 TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
                                  te_context *ctx) {
     for (int e = 0; e < g->groups; e++) {
         const int64_t first = g->offset[e], rows = te__grouped_end(g, e) - first;
-        const te_gemm p = te__grouped_gemm(g, e, first, rows);
+        te_gemm p = te__grouped_gemm(g, e, first, rows);
+        te_weight_part part[TE_GROUPED_MAX_PARTS];
+        te_quantized_weight weight;
+        if (g->quantized) TE_TRY(te__grouped_weight(&weight, part, g, e, ctx));
+        if (g->quantized) p.b_quantized = &weight;
         if (rows || (g->kind == TE_GROUPED_WGRAD && !g->accumulate)) TE_TRY(product(&p, ctx));
     }
     return TE_OK;
