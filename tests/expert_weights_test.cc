@@ -1,7 +1,9 @@
 // (expert_linear, .., (weights, ..)): weights of experts in few bits, in inference on the CPU, against doubles. On CUDA they are refused.
+#include "folder.h"
 #include "harness.h"
 #include "te/infer.h"
 #include "te/moe.h"
+#include "te/io/quantized_file.h"
 
 namespace {
 
@@ -11,6 +13,7 @@ enum { IN = 256, OUT = 24, EXPERTS = 5, TOP_K = 2 };
 TE_INFERENCE(experts_f32, (f32, (weights, quantized)), EXPERT_OPS)
 TE_INFERENCE(experts_bf16, (bf16, (weights, quantized)), EXPERT_OPS)
 TE_INFERENCE(plain, f32, EXPERT_OPS)
+TE_INFERENCE(of_file, (f32, (weights, quantized)), (router, r, 64, 3), (expert_linear, up, 64, 16, 3), (expert_bias, up_b, 16, 3), (swiglu, act), (combine, r))
 
 #if !TE_CUDA
 // The parts of a weight [EXPERTS * OUT, IN], quantized from random floats, and the numbers that they stand for.
@@ -113,6 +116,61 @@ TEST_CASE("weights of experts in few bits", "[moe]") {
                 check_list<experts_bf16>(w, tokens, TE_bf16, random, &ctx_owner.c, experts_bf16_param_bytes(), experts_bf16_bind, experts_bf16_workspace_bytes, experts_bf16_infer);
             }
         }
+}
+
+TEST_CASE("the experts of a file in MXFP4, with the rows of gate and up in turns", "[moe]") {
+    static const double e2m1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    enum { FILE_EXPERTS = 3, FILE_ROWS = 16, GROUPS = 2, ALL = FILE_EXPERTS * FILE_ROWS };
+    context ctx_owner;
+    te_context *ctx = &ctx_owner.c;
+    const folder f;
+    const std::string name = f / "experts.safetensors";
+    source random(fresh_seed());
+    std::vector<uint8_t> codes(ALL * GROUPS * 16), scales(ALL * GROUPS);
+    for (uint8_t &c : codes) c = (uint8_t)random.below(256);
+    for (uint8_t &s : scales) s = (uint8_t)(110 + random.below(30));
+    const std::vector<uint8_t> bias = numbers::stored(random.draw(ALL, TE_f32), TE_f32), gate = numbers::stored(random.draw(3 * 64, TE_f32), TE_f32);
+    const auto place = [](size_t i) { return i % (FILE_ROWS / 2) * 2 + i / (FILE_ROWS / 2); }; // in the file
+    const int64_t of_codes[] = {FILE_EXPERTS, FILE_ROWS, GROUPS, 16}, of_two[] = {2, FILE_ROWS, GROUPS, 16};
+    const te_packed parts[] = {{"gate", "r", "weight", 0, 0}, {"up", "up", "weight", 0, TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED},
+                               {"up_bias", "up_b", "bias", 0, TE_PACKED_EXPERTS | TE_PACKED_INTERLEAVED}};
+    const auto bind = [&](const int64_t *shape, const te_packed *table, of_file *m, te_block_weights *w, te_safetensors *s) {
+        const te_safetensor in_file[] = {te_safetensor_of("up_blocks", TE_SAFETENSORS_U8, 4, shape, codes.data()), te_safetensor_of("up_scales", TE_SAFETENSORS_U8, 3, shape, scales.data()),
+                                         te_safetensor_matrix("up_bias", TE_f32, FILE_EXPERTS, FILE_ROWS, (void *)bias.data()), te_safetensor_matrix("gate", TE_f32, 3, 64, (void *)gate.data())};
+        REQUIRE(te_safetensors_write(name.c_str(), in_file, 4, nullptr, 0, ctx) == TE_OK);
+        REQUIRE(te_safetensors_map(s, name.c_str(), ctx) == TE_OK);
+        REQUIRE(of_file_bind(m, nullptr, ctx) == TE_OK);
+        const te_quantized_source from = te_quantized_source_of(s);
+        return te_quantized_bind(w, &m->model, table, 3, "", &from, ctx);
+    };
+    of_file m;
+    te_block_weights w;
+    te_safetensors s;
+    const te_status status = bind(of_codes, parts, &m, &w, &s);
+    INFO(te_last_error(ctx));
+    REQUIRE(status == TE_OK);
+    REQUIRE((m.up.weight.quantized && m.up.weight.quantized->parts == 1 && m.up.weight.quantized->part->format == TE_BLOCK_mxfp4));
+    int wrong = 0;
+    for (size_t r = 0; r < ALL; r++) {
+        float row[64], b;
+        const size_t from = r / FILE_ROWS * FILE_ROWS + place(r % FILE_ROWS);
+        te_dequantize_row(row, (const uint8_t *)m.up.weight.quantized->part->data + r * GROUPS * 17, 64, TE_BLOCK_mxfp4);
+        for (size_t k = 0; k < 64; k++) {
+            const int code = codes[(from * 64 + k) / 2] >> 4 * (k % 2) & 15;
+            wrong += (double)row[k] != std::ldexp(e2m1[code & 7] * (code > 7 ? -1 : 1), scales[from * GROUPS + k / 32] - 127);
+        }
+        memcpy(&b, bias.data() + from * 4, 4);
+        wrong += ((const float *)m.up_b.bias.data)[r] != b;
+    }
+    CHECK(wrong == 0);
+    te_block_weights_release(&w, ctx), te_safetensors_close(&s);
+    CHECK(bind(of_two, parts, &m, &w, &s) == TE_ERROR_SHAPE);
+    CHECK(std::string(te_last_error(ctx)).find("is U8 [2, 16, 2, 16], it should be U8 [experts, 16, 2, 16] of 3 experts") != std::string::npos);
+    te_safetensors_close(&s);
+    te_packed transposed[] = {parts[0], parts[1], parts[2]};
+    transposed[1].form |= TE_PACKED_TRANSPOSED;
+    CHECK(bind(of_codes, transposed, &m, &w, &s) == TE_ERROR_VALUE);
+    te_safetensors_close(&s);
 }
 
 TEST_CASE("weights of experts in few bits are refused, by name", "[moe]") {

@@ -104,9 +104,10 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
     return TE_OK;
 }
 /* Use w, a quantized weight, as the values of p: the weight of a linear, an embedding or, on the CPU, an expert_linear,
- * in a list for inference whose option (weights, ..) allows its formats. w, its parts and their data are not copied, and
- * must stay where they are as long as the model is used. The rows of an expert lie in at most 16 parts. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and
- * the call waits for the stream. If another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
+ * in a list for inference whose option (weights, ..) allows its formats. w, its parts and their data are not copied,
+ * and must stay where they are as long as the model is used. The rows of an expert lie in at most 16 parts. On CUDA,
+ * the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and the call waits for the stream. If
+ * another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
  * quantized weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors:
  * TE_ERROR_STATE: the list lacks the option, or the op has (weights, none), p is not such a weight, or p is tied;
  * TE_ERROR_SHAPE: the parts together have other rows than p, or p's columns are no multiple of a format's block;

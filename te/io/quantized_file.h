@@ -167,8 +167,8 @@ TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_bindi
                    p->cols % 32 == 0 && t->dtype == TE_SAFETENSORS_U8 && t->rank == 3 + s && t->shape[s] == rows &&
                    t->shape[s + 1] == groups && t->shape[s + 2] == 16,
                ctx, TE_ERROR_SHAPE,
-               "%.120s: tensor %.60s is %s, it should be U8 [experts, %lld, %lld, 16] of %lld experts", from->file->path,
-               t->name, te__quantized_shape(t).text, (long long)rows, (long long)groups,
+               "%.120s: tensor %.60s is %s, it should be U8 [experts, %lld, %lld, 16] of %lld experts",
+               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)groups,
                (long long)(of_all ? count : experts));
     TE_REQUIRE(scales->dtype == TE_SAFETENSORS_U8 && scales->rank == 2 + s && (!s || scales->shape[0] == experts) &&
                    scales->shape[s] == rows && scales->shape[s + 1] == groups,
