@@ -321,6 +321,7 @@ void forward::step(size_t i, const vec &y, bool rounded, bool may) {
             relative[t] = weight_error(router, q, t, rx, from ? &error[from - 1] : nullptr, params[(size_t)router.first_param]);
         for (size_t r = 0; r < q.slot.size(); r++) {
             const size_t slot = q.slot[r], expert = q.expert[slot], token = slot / q.top_k;
+            if (o.kind == "combine" && q.dropped[slot]) continue;
             for (size_t n = 0; n < o.out; n++) {
                 const size_t at = r * o.in + n;
                 if (o.kind == "combine") e[token * o.out + n] += q.output_weight(slot) * (before[at] * (1 + relative[token]) + (relative[token] + sums) * std::fabs(in[at]));
@@ -592,6 +593,7 @@ void backward::step(size_t i, const vec &dy, const vec &dx, bool rounded, bool m
         const bool before = o.kind == "combine" && i && l.ops[i - 1].kind == "expert_linear", combined = o.kind == "expert_linear" && i + 1 < l.ops.size() && l.ops[i + 1].kind == "combine";
         for (size_t r = 0; r < q.slot.size(); r++) {
             const size_t slot = q.slot[r], expert = q.expert[slot];
+            if (o.kind == "combine" && q.dropped[slot]) continue;
             const double relative = o.kind == "combine" && !q.weighs_input ? weight_error(l.ops[from], q, slot / q.top_k, v.in(from), nullptr, router) : 0;
             for (size_t n = 0; n < o.out; n++) {
                 const size_t at = (o.kind == "combine" ? slot / q.top_k : r) * o.out + n, to = r * o.in + n;

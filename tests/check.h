@@ -192,9 +192,12 @@ struct trial {
             bound.step(i, v, round.at[i], may_round(i));
             if (last && recomputes_logits()) logits_error = bound.error[i - 1];
             if (!last && (p < base || p >= base + memory.bytes)) return;
-            const reference::vec got =
+            reference::vec got =
                 last ? y.read(out_dtype)
                      : memory.read(dtype, (size_t)(p - base) / size, v.size());
+            const std::vector<char> dropped = reference::dropped_rows(m.ops, i, ref, m.param);
+            for (size_t k = 0; k < v.size() && !dropped.empty(); k++)
+                if (dropped[k / m.ops.ops[i].out]) got[k] = v[k];
             check_within(std::string("output of ") + plan->op[i].name, got, v, bound.error.back());
             v = got, bound.stored(v, continues_unrounded(i));
         });

@@ -428,7 +428,7 @@ def make(name):
     long_enough = name == "llama" or min(map(len, tokens[:2])) == TOKENS
     good = margin >= MARGIN and distinct >= MIN_DISTINCT and long_enough
     made = {"eos": eos, "shapes": shapes, "tokens": tokens}
-    if four_bits(MODELS[name][0]):
+    if MODELS[name][0].get("quantization_config"):
         made["margins"] = [[round(x, 2) for x in of_prompt] for of_prompt in margins]
     return made, good
 

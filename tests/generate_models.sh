@@ -49,7 +49,7 @@ for name in "${names[@]}"; do
     same_tokens "$name" "$folder/f32"
 done
 # Weights in 4 bits as the files have them, multiplied by activations that are rounded to 8 bits.
-for name in gptq awq; do
+for name in gptq awq gpt_oss_mxfp4; do
     [[ " ${names[*]} " == *" $name "* ]] || continue
     build_program generate_model "$work/$name/model.h" "$work/few" -DPREFILL_ROWS=24
     generate "$name" "$work/few"

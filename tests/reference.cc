@@ -259,7 +259,12 @@ routing::routing(const op &o, const vec &x, const std::vector<vec> &params)
     }
     std::vector<size_t> next(experts + 1);
     for (size_t e = 0; e < experts; e++) next[e + 1] = next[e] + count[e];
-    for (size_t i = 0; i < expert.size(); i++) row[i] = next[expert[i]]++, slot[row[i]] = i;
+    const double F = o.option("capacity", 0), capacity = F > 0 ? std::ceil(F * (double)(tokens * top_k) / (double)experts - 1e-6) : INFINITY;
+    vec kept_rows(experts);
+    for (size_t i = 0; i < expert.size(); i++) {
+        row[i] = next[expert[i]]++, slot[row[i]] = i;
+        dropped.push_back(kept_rows[expert[i]]++ >= capacity);
+    }
 }
 vec routing::gradient(const op &o, const vec &dweight, double loss_scale) const {
     const double aux = (double)(float)o.option("aux_loss", 0), z = (double)(float)o.option("z_loss", 0);
@@ -284,6 +289,16 @@ vec routing::gradient(const op &o, const vec &dweight, double loss_scale) const 
         }
     }
     return d;
+}
+std::vector<char> dropped_rows(const list &l, size_t i, const values &v, const std::vector<vec> &params) {
+    size_t from = i + 1;
+    while (from-- > 0 && l.ops[from].kind != "router")
+        if (l.ops[from].kind == "combine" && from != i + 1) return {};
+    if (from == SIZE_MAX) return {};
+    const routing q(l.ops[from], v.in(from), params);
+    std::vector<char> by_row;
+    for (size_t slot : q.slot) by_row.push_back(q.dropped[slot]);
+    return by_row;
 }
 size_t router_of(const list &l, size_t i) {
     while (l.ops[--i].kind != "router")
@@ -384,6 +399,7 @@ values forward(const list &l, const std::vector<vec> &params, const vec &x, cons
             if (o.kind == "combine") y.assign(q.tokens * o.out, 0.0);
             for (size_t r = 0; r < rows; r++) {
                 const size_t slot = q.slot[r], e = q.expert[slot];
+                if (o.kind == "combine" && q.dropped[slot]) continue;
                 for (size_t n = 0; n < o.out; n++) {
                     if (o.kind == "combine") y[slot / q.top_k * o.out + n] += q.output_weight(slot) * in[r * o.in + n];
                     else if (o.kind == "expert_bias") y[r * o.out + n] = in[r * o.in + n] + (*w)[e * o.out + n];
@@ -592,6 +608,7 @@ gradients backward(const list &l, const std::vector<vec> &params, const values &
             if (o.kind == "combine") fork_grad[(int)from].assign(q.slot.size(), 0.0);
             for (size_t r = 0; r < q.slot.size(); r++) {
                 const size_t slot = q.slot[r], e = q.expert[slot];
+                if (o.kind == "combine" && q.dropped[slot]) continue;
                 for (size_t n = 0; n < o.out; n++) {
                     const double g = d[(o.kind == "combine" ? slot / q.top_k : r) * o.out + n];
                     if (o.kind == "combine") // y = the sum of weight x

@@ -314,6 +314,7 @@ struct routing {
     bool divides; // whether the scores of the chosen experts are divided by their sum
     bool weighs_input; // whether the weights multiply the inputs of the experts, not their outputs
     double factor, margin = INFINITY;
+    std::vector<char> dropped; // [tokens, top_k]: whether the row is behind the expert's capacity
     vec logit, p;              // [tokens, experts]: p = softmax(logit)
     vec weight, chosen_score;  // [tokens, top_k]
     std::vector<size_t> expert, row, slot, count; // expert, row: [tokens, top_k]; slot: the inverse of row
@@ -325,6 +326,8 @@ struct routing {
 };
 // The router whose rows op i reads.
 size_t router_of(const list &l, size_t i);
+// Of the rows of the output of op i, which ones a router has dropped, so that no kernel computes them. Empty: none.
+std::vector<char> dropped_rows(const list &l, size_t i, const values &v, const std::vector<vec> &params);
 
 // The value of the fork or input that op i reads.
 const vec &fork_value(const list &l, size_t i, const values &v, const edges &in_edges);

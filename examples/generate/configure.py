@@ -147,7 +147,8 @@ def family_of(config):
         config.update(dict.fromkeys(EXPERT_COUNTS, next(iter(counts.values()))) if counts else {})
     config = dict(FAMILIES[name], **config)
     if name == "gpt_oss" and config.get("quantization_config", {}).get("quant_method") == "mxfp4":
-        del config["quantization_config"]  # the experts' weights are converted while they are loaded
+        del config["quantization_config"]
+        config["experts_in_mxfp4"] = True
     for key in REFUSED:
         if config.get(key) and not (name in EXPERTS and key in EXPERT_COUNTS) and not (name in LATENT and key == "kv_lora_rank"):
             raise Unsupported(f"{key} is {str(config[key])[:60]}; no family here has it")
@@ -416,6 +417,7 @@ def model(path):
                 raise Unsupported(f"layer_types has {t}; only chunked_attention and full_attention are supported")
         defines["MODEL_QK_NORM"] = int(config["use_qk_norm"])
     if name == "gpt_oss":
+        defines["MODEL_MXFP4_EXPERTS"] = int(config.get("experts_in_mxfp4", False))
         defines["MODEL_SWIGLU_ALPHA"] = number(config["swiglu_alpha"])
         defines["MODEL_SWIGLU_LIMIT"] = number(config["swiglu_limit"])
     if name == "gpt_neox":

@@ -41,8 +41,8 @@
 /* MODEL_WEIGHTS: the format of the weights of linears, as in a list's option `weights`; the files' weights in floats are
  * cast to it. MODEL_HEAD_WEIGHTS: that of the embedding and the head. A GGUF file, and a folder of GPTQ or AWQ
  * (MODEL_QUANTIZED), have weights in few bits, each tensor in another format; MODEL_DEQUANTIZE converts them to
- * MODEL_DTYPE. */
-#if (MODEL_GGUF || MODEL_QUANTIZED) && !defined MODEL_WEIGHTS
+ * MODEL_DTYPE. gpt-oss has the weights of its experts in MXFP4, which a GPU needs converted. */
+#if (MODEL_GGUF || MODEL_QUANTIZED || (MODEL_MXFP4_EXPERTS && !TE_CUDA)) && !defined MODEL_WEIGHTS
 #define MODEL_WEIGHTS quantized
 #endif
 #if defined MODEL_WEIGHTS && !defined MODEL_HEAD_WEIGHTS

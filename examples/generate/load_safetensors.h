@@ -5,7 +5,8 @@
  * each. te_safetensors_load checks names and shapes, and converts the dtype.
  *
  * A folder of GPTQ or AWQ, and one whose weights are cast (-DMODEL_WEIGHTS=int4_128), are read by te_quantized_bind
- * (te/io/quantized_file.h). On the host weights that are not cast stay in the mapped file, if it has them in floats.
+ * (te/io/quantized_file.h), and on the host so is gpt-oss with experts in MXFP4. On the host weights that are not cast
+ * stay in the mapped file, if it has them in floats.
  */
 #ifndef LOAD_SAFETENSORS_H
 #define LOAD_SAFETENSORS_H
@@ -14,8 +15,8 @@
 #include "load_model.h" /* parts, weights */
 #ifdef MODEL_WEIGHTS
 #include "te/io/quantized_file.h" /* te_quantized_bind */
-#if MODEL_EXPERTS
-#error "MODEL_WEIGHTS: the weights of experts are not in few bits"
+#if MODEL_EXPERTS && !MODEL_MXFP4_EXPERTS
+#error "MODEL_WEIGHTS: of models with experts, only gpt-oss in MXFP4 has weights in few bits"
 #endif
 #endif
 
@@ -104,7 +105,18 @@ static te_status open_model(const char *folder, te_context *ctx) {
 #endif
     return TE_OK;
 }
-#ifdef MODEL_EXPERTS_IN_ONE
+#if defined MODEL_EXPERTS_IN_ONE && defined MODEL_WEIGHTS
+/* Bind a block whose experts are in MXFP4, as [experts, out, in / 32, 16]. Their blocks are copied, because in the file
+ * codes and scales are apart; the weights of linears stay there. */
+static te_status load_block_of_experts(part *p, const char *prefix, te_context *ctx) {
+    enum { OF_EXPERTS = sizeof expert_tensors / sizeof *expert_tensors - 1 };
+    te_packed table[OF_EXPERTS + sizeof block_tensors / sizeof *block_tensors];
+    memcpy(table, expert_tensors, OF_EXPERTS * sizeof *table);
+    memcpy(table + OF_EXPERTS, block_tensors, sizeof block_tensors);
+    for (int i = 0; i < OF_EXPERTS; i++) table[i].form &= ~(int)TE_PACKED_TRANSPOSED;
+    return load_part(p, table, block_heads, prefix, ctx);
+}
+#elif defined MODEL_EXPERTS_IN_ONE
 /* Load the tensors that have the weights of all experts. Floats are stored as [experts, in, out], MXFP4 as
  * [experts, out, in / 32, 16]. */
 static te_status load_experts(part *p, const char *prefix, te_context *ctx) {
@@ -140,7 +152,9 @@ static te_status load_block(part *p, int layer, te_context *ctx) {
     char name[MAX_NAME], prefix[2 * MAX_NAME];
     snprintf(name, sizeof name, layer_prefix, layer);
     snprintf(prefix, sizeof prefix, "%s%s", from.prefix, name);
-#if MODEL_EXPERTS
+#if MODEL_EXPERTS && defined MODEL_WEIGHTS
+    return load_block_of_experts(p, prefix, ctx);
+#elif MODEL_EXPERTS
     TE_TRY(bind_part(p, 1, ctx));
     if (!is_dense(p)) TE_TRY(load_experts(p, prefix, ctx));
 #if MODEL_LATENT

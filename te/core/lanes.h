@@ -116,9 +116,14 @@ TE_FN void te_warp_sync(void) { __syncwarp(); }
 TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
 TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
 TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
-/* Sets bits of *word, which lies in shared memory; other lanes of the block may set bits of it at the same time. */
+/* Returns, in every lane, in how many lanes of the warp x is not 0. */
+TE_FN int te_warp_count(int x) { return __popc(__ballot_sync(~0u, x)); }
+/* Sets bits of *word, which lies in shared memory; other lanes of the block may set bits of it at the same time. In
+ * shared memory an atomic or of 64 bits is a loop of compare and swap; one of 32 bits is an instruction. */
 TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
-    (void)atomicOr((unsigned long long *)word, (unsigned long long)bits);
+    unsigned *const half = (unsigned *)word;
+    if ((unsigned)bits) (void)atomicOr(half, (unsigned)bits);
+    if (bits >> 32) (void)atomicOr(half + 1, (unsigned)(bits >> 32));
 }
 TE_FN int te_popcount_u64(uint64_t x) { return __popcll((unsigned long long)x); }
 /* Return, in every lane, the sum of x over the warp. */
@@ -175,6 +180,7 @@ TE_FN void te_block_sync(void) {}
 TE_FN void te_warp_sync(void) {}
 TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return x; }
 TE_FN uint32_t te_warp_max_u32(uint32_t x) { return x; }
+TE_FN int te_warp_count(int x) { return x != 0; }
 TE_FN uint32_t te_warp_or_u32(uint32_t x) { return x; }
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) { (void)x, (void)n, (void)g, (void)groups; }
 TE_FN te_lanes te_lanes_here(int count, int *group) {

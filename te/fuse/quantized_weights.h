@@ -5,9 +5,10 @@
  *     TE_INFERENCE(block, (bf16, (weights, quantized)), (linear, up, 4096, 14336), (silu, act), ...)
  *     TE_TRY(te_use_quantized(&m.up.weight, &weight, &ctx));
  *
- * In a list with (weights, quantized) each weight of a linear or an embedding may have another format, which is known
- * when the program runs. With the name of a format in its place, such as (weights, int4_128), they have this one. An op
- * may have the option, too: (linear, up, 4096, 14336, (weights, q8_0)), or (weights, none) for the list's dtype.
+ * In a list with (weights, quantized) each weight of a linear, an embedding or, on the CPU, an expert_linear may have
+ * another format, which is known when the program runs. With the name of a format in its place, such as (weights,
+ * int4_128), they have this one. An op may have the option, too: (linear, up, 4096, 14336, (weights, q8_0)), or
+ * (weights, none) for the list's dtype.
  *
  * te/quant/block_formats.h has the formats. On CUDA, te_repack_weight (te/quant/repacked_blocks.h) first copies a
  * weight to device memory, in another order. te/io/gguf_weights.h does all of this for a GGUF file. te/infer.h
@@ -102,10 +103,11 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
                p->op, p->field, (long long)rows, (long long)p->rows);
     return TE_OK;
 }
-/* Use w, a quantized weight, as the values of p: the weight of a linear or an embedding in a list for inference whose
- * option (weights, ..) allows its formats. w, its parts and their data are not copied, and must stay where they are as
- * long as the model is used. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and
- * the call waits for the stream. If another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
+/* Use w, a quantized weight, as the values of p: the weight of a linear, an embedding or, on the CPU, an expert_linear,
+ * in a list for inference whose option (weights, ..) allows its formats. w, its parts and their data are not copied,
+ * and must stay where they are as long as the model is used. The rows of an expert lie in at most 16 parts. On CUDA,
+ * the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and the call waits for the stream. If
+ * another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
  * quantized weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors:
  * TE_ERROR_STATE: the list lacks the option, or the op has (weights, none), p is not such a weight, or p is tied;
  * TE_ERROR_SHAPE: the parts together have other rows than p, or p's columns are no multiple of a format's block;
@@ -116,8 +118,8 @@ TE_API te_status te_use_quantized(te_param *p, const te_quantized_weight *w, te_
     TE_TRY(te__check_context(ctx, "te_use_quantized"));
     TE_REQUIRE(p && w && p->op, ctx, TE_ERROR_NULL, "te_use_quantized: the weight is null, or the parameter not bound");
     TE_REQUIRE(p->weights != TE_BLOCK_none, ctx, TE_ERROR_STATE,
-               "te_use_quantized: %s.%s is not the weight of a linear or an embedding in a list with the option "
-               "(weights, ..)", p->op, p->field);
+               "te_use_quantized: %s.%s is not the weight of a linear or an embedding or, on the CPU, of an "
+               "expert_linear, in a list with the option (weights, ..)", p->op, p->field);
     TE_REQUIRE(!p->tied, ctx, TE_ERROR_STATE, "te_use_quantized: %s.%s is tied; te_tie it to the quantized owner",
                p->op, p->field);
     TE_REQUIRE(p->shard == TE_SHARD_none, ctx, TE_ERROR_VALUE, "te_use_quantized: %s.%s is sharded over ranks", p->op,

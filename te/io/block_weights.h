@@ -39,6 +39,7 @@ struct te__block_binding {
     int count;
     const char *prefix, *caller; /* caller: the public function, for error texts */
     int converts;                /* 1: all weights are converted to the list's dtype */
+    int takes_experts;           /* 1: an entry of the table may be the tensor of all experts (TE_PACKED_EXPERTS) */
     te_status (*tensor_of)(te_weight_part *part, const te__block_binding *b, int n, const te_param *p, int64_t units,
                            te_context *ctx);
     const void *source; /* of tensor_of */
@@ -101,6 +102,11 @@ TE_API int te__blocks_is_of(const te_packed *part, const te_param *p) {
 TE_API int te__blocks_takes(const te__block_binding *b, const te_param *p) {
     return !b->converts && p->weights != TE_BLOCK_none && p->rows > 1;
 }
+/* Whether an entry of the table is the tensor of all experts of p, which is not transposed. */
+TE_API int te__blocks_is_of_experts(const te__block_binding *b, const te_packed *part, const te_param *p) {
+    const int form = part->form & ~(int)TE_PACKED_INTERLEAVED;
+    return b->takes_experts && form == TE_PACKED_EXPERTS && !part->rows && te__packed_experts(b->m, p) > 0;
+}
 /* Find the tensors of parameter k, and describe them in w->part, from w->part[first] on. *next: the index after the
  * last of these parts. */
 TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first, int *next, te_context *ctx) {
@@ -111,7 +117,7 @@ TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first
     for (int n = 0; n < b->count; n++) {
         const te_packed *part = &b->parts[n];
         if (!te__blocks_is_of(part, p)) continue;
-        TE_REQUIRE(!part->form, ctx, TE_ERROR_VALUE,
+        TE_REQUIRE(!part->form || te__blocks_is_of_experts(b, part, p), ctx, TE_ERROR_VALUE,
                    "%s: %.60s: has the form %d in the table; the weights of these files are matrices [out, in]",
                    b->caller, part->name, part->form);
         const int64_t units = part->rows ? part->rows : left;

@@ -116,7 +116,8 @@ TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *
     TE_REQUIRE(w && m && m->plan && prefix && from && from->file && from->file->path && (parts || !count), ctx,
                TE_ERROR_NULL, "te_gguf_bind: the instance, the table or the prefix is null, or the file is not open");
     b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_gguf_bind";
-    b.converts = from->use != TE_GGUF_IN_PLACE, b.tensor_of = te__gguf_tensor_of, b.source = from->file;
+    b.takes_experts = 0, b.converts = from->use != TE_GGUF_IN_PLACE;
+    b.tensor_of = te__gguf_tensor_of, b.source = from->file;
     return te__block_weights_bind(&b, ctx);
 }
 /* Check that te_gguf_bind has used every tensor of the file, so that no weight of the model was forgotten. The text of

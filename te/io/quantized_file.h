@@ -11,7 +11,8 @@
  * For a name that ends with .weight or has no such end, these tensors are looked for, in this order:
  *     the name itself            F32, F16 or BF16: cast to the list's format of blocks (block_weights.h), or converted
  *     <name>_blocks, <name>_scales
- *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32]
+ *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32];
+ *                                with TE_PACKED_EXPERTS for an expert_linear, else one expert's for a linear
  *     qweight, qzeros, scales, and g_idx if there is one, instead of weight: GPTQ, qweight I32 [cols / 8, rows], or AWQ
  *                                (its form for gemm), I32 [cols, rows / 8]
  * Their codes and scales stay as they are (values are computed in f32, from codes, zero points and scales in 16 bits):
@@ -30,7 +31,7 @@ typedef struct te_quantized_source {
     const te_safetensors *file; /* [files]: a weight's tensors may lie in different files */
     int files;
     int gptq_v2; /* 1: of GPTQ, "checkpoint_format": "gptq_v2" in config.json: zero points are stored as they are */
-    int expert;  /* of MXFP4: the index of the expert */
+    int expert;  /* of MXFP4: the index of the expert, unless the table says TE_PACKED_EXPERTS: then all are taken */
 } te_quantized_source;
 TE_API te_quantized_source te_quantized_source_of(const te_safetensors *file) {
     te_quantized_source s;
@@ -97,10 +98,16 @@ TE_API te_block_format te__quantized_float_format(te_safetensors_dtype t) {
                                       : TE_BLOCK_none;
 }
 
+/* With TE_PACKED_INTERLEAVED a file has the rows of gate and up of each expert, or the columns of its bias, in turns.
+ * Returns the place there of number i of the `count` ones that a parameter has. */
+TE_API int64_t te__expert_place(const te_packed *part, int64_t i, int64_t count) {
+    return part->form & TE_PACKED_INTERLEAVED ? i % (count / 2) * 2 + i / (count / 2) : i;
+}
+
 /* ---- floats ------------------------------------------------------------------------------------------------------ */
 
 /* A tensor of floats. */
-TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_binding *b, const te_safetensor *t,
+TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
                                      const te_param *p, int64_t units, te_context *ctx) {
     const char *path = te__quantized_file_of((const te_quantized_source *)b->source, t)->path;
     const int64_t rows = p->rows == 1 ? 1 : units, cols = p->rows == 1 ? units : p->cols;
@@ -114,6 +121,18 @@ TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_bindi
                path, t->name, te__quantized_shape(t).text);
     TE_TRY(te__quantized_bytes(&data, b, t, ctx));
     part->data = data, part->format = f;
+    if (!(b->parts[n].form & TE_PACKED_INTERLEAVED)) return TE_OK;
+    const size_t size = te_block_row_bytes(f, 1);
+    void *memory = 0;
+    TE_REQUIRE(te__packed_experts(b->m, p) == p->rows && p->cols % 2 == 0, ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s: %s.%s is no bias of experts with pairs of columns", path, t->name, p->op,
+               p->field);
+    TE_TRY(te__blocks_host(&memory, b->w, (size_t)(p->rows * p->cols) * size, ctx));
+    for (int64_t i = 0; i < p->rows * p->cols; i++) {
+        const int64_t from = i / p->cols * p->cols + te__expert_place(&b->parts[n], i % p->cols, p->cols);
+        memcpy((char *)memory + (size_t)i * size, data + (size_t)from * size, size);
+    }
+    part->data = memory;
     return TE_OK;
 }
 
@@ -131,19 +150,26 @@ TE_API int64_t te__mxfp4_blocks(uint8_t *to, const uint8_t *q, const uint8_t *sc
     }
     return -1;
 }
+/* units: the rows of one expert, the number from->expert, or with TE_PACKED_EXPERTS those of all experts. */
 TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
-                                     const te_param *p, int64_t rows, te_context *ctx) {
+                                     const te_param *p, int64_t units, te_context *ctx) {
     const te_quantized_source *from = (const te_quantized_source *)b->source;
+    const int of_all = b->parts[n].form & TE_PACKED_EXPERTS;
+    const int64_t count = of_all ? te__packed_experts(b->m, p) : 1, rows = units / count;
     const te_safetensor *scales = te__quantized_find(b, n, 0, "_scales");
-    const int64_t groups = p->cols / 32, experts = t->rank == 4 ? t->shape[0] : 1, blocks = rows * groups;
+    const int64_t groups = p->cols / 32, experts = t->rank == 4 ? t->shape[0] : 1;
+    const size_t row_bytes = (size_t)groups * 17;
     const int s = t->rank == 4; /* dimensions in front of the rows */
     const uint8_t *q = 0, *e = 0;
     void *memory = 0;
     TE_REQUIRE(scales, ctx, TE_ERROR_FORMAT, "%.120s: tensor %.60s has no scales", from->file->path, t->name);
-    TE_REQUIRE(p->cols % 32 == 0 && t->dtype == TE_SAFETENSORS_U8 && t->rank == 3 + s && t->shape[s] == rows &&
+    TE_REQUIRE((!of_all || experts == count) && (rows % 2 == 0 || !(b->parts[n].form & TE_PACKED_INTERLEAVED)) &&
+                   p->cols % 32 == 0 && t->dtype == TE_SAFETENSORS_U8 && t->rank == 3 + s && t->shape[s] == rows &&
                    t->shape[s + 1] == groups && t->shape[s + 2] == 16,
-               ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be U8 [experts, %lld, %lld, 16]",
-               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)groups);
+               ctx, TE_ERROR_SHAPE,
+               "%.120s: tensor %.60s is %s, it should be U8 [experts, %lld, %lld, 16] of %lld experts",
+               from->file->path, t->name, te__quantized_shape(t).text, (long long)rows, (long long)groups,
+               (long long)(of_all ? count : experts));
     TE_REQUIRE(scales->dtype == TE_SAFETENSORS_U8 && scales->rank == 2 + s && (!s || scales->shape[0] == experts) &&
                    scales->shape[s] == rows && scales->shape[s + 1] == groups,
                ctx, TE_ERROR_SHAPE, "%.120s: tensor %.60s is %s, it should be U8 [%lld, %lld, %lld]", from->file->path,
@@ -153,11 +179,14 @@ TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_bindi
                (long long)experts);
     TE_TRY(te__quantized_bytes(&q, b, t, ctx));
     TE_TRY(te__quantized_bytes(&e, b, scales, ctx));
-    TE_TRY(te__blocks_host(&memory, b->w, (size_t)blocks * 17, ctx));
-    q += (size_t)from->expert * (size_t)blocks * 16, e += (size_t)from->expert * (size_t)blocks;
-    const int64_t bad = te__mxfp4_blocks((uint8_t *)memory, q, e, blocks);
-    TE_REQUIRE(bad < 0, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %d of %.60s is NaN", from->file->path,
-               (long long)bad, from->expert, scales->name);
+    TE_TRY(te__blocks_host(&memory, b->w, (size_t)units * row_bytes, ctx));
+    for (int64_t i = 0; i < units; i++) {
+        const int64_t expert = of_all ? i / rows : from->expert;
+        const int64_t row = te__expert_place(&b->parts[n], i % rows, rows), at = (expert * rows + row) * groups;
+        const int64_t bad = te__mxfp4_blocks((uint8_t *)memory + (size_t)i * row_bytes, q + at * 16, e + at, groups);
+        TE_REQUIRE(bad < 0, ctx, TE_ERROR_VALUE, "%.120s: scale %lld of expert %lld of %.60s is NaN", from->file->path,
+                   (long long)(row * groups + bad), (long long)expert, scales->name);
+    }
     part->data = memory, part->format = TE_BLOCK_mxfp4;
     return TE_OK;
 }
@@ -297,7 +326,7 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
     const int is_weight = length >= 6 && !strcmp(name + length - 6, "weight");
     const te_safetensor *plain = te__quantized_find(b, n, 0, ""), *blocks = te__quantized_find(b, n, 0, "_blocks");
     const te_safetensor *int4 = is_weight ? te__quantized_find(b, n, 6, "qweight") : 0;
-    if (plain) return te__quantized_plain(part, b, plain, p, units, ctx);
+    if (plain) return te__quantized_plain(part, b, n, plain, p, units, ctx);
     TE_REQUIRE(blocks || int4, ctx, TE_ERROR_FORMAT, "%.120s: has no tensor %.60s%.60s, and none of it in 4 bits", path,
                b->prefix, name);
     TE_REQUIRE(p->rows > 1, ctx, TE_ERROR_SHAPE, "%.120s: %.60s%.60s is in 4 bits; %s.%s is no matrix", path, b->prefix,
@@ -324,7 +353,7 @@ TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_pa
                TE_ERROR_NULL,
                "te_quantized_bind: the instance, the table or the prefix is null, or the file is not open");
     b.w = w, b.m = m, b.parts = parts, b.count = count, b.prefix = prefix, b.caller = "te_quantized_bind";
-    b.converts = 0, b.tensor_of = te__quantized_tensor_of, b.source = from;
+    b.takes_experts = 1, b.converts = 0, b.tensor_of = te__quantized_tensor_of, b.source = from;
     return te__block_weights_bind(&b, ctx);
 }
 /* Check that t is U8, and has the shape of the view `want` with its last dimension in groups of 32, of `bytes` each. */

@@ -15,7 +15,7 @@
 #define TE_ROWS_combine(op, in) ((int)(in) & (int)TE_ROWS_exchanged ? (int)TE_ROWS_shard : (int)TE_ROWS_tokens)
 #define TE_LAYOUT_combine(op, in)                                               \
     ((int)(in) == (int)TE_LAYOUT_partial_grad ? (int)TE_LAYOUT_partial_sum      \
-     : (int)(in) == (int)TE_LAYOUT_exchanged  ? (int)TE_LAYOUT_replicated       \
+     : (int)(in) == (int)TE_LAYOUT_some_rows  ? (int)TE_LAYOUT_replicated       \
                                               : (int)(in))
 #define TE_FLAGS_combine(op) (TE_SAVES_INPUT)
 #define TE_EDGE_combine(model, op) (TE__ROUTER_INDEX(model, TE_FORK_OF(op)), TE_JOIN2(, model, dtype))
@@ -52,7 +52,7 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k,
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < top_k; j++) {
             const float w = te__output_weight(&a->at, token * top_k + j);
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
+            if (!te__is_computed(&a->at, token * top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * top_k + j] * width + c, n, aligned, f.in);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += w * v[i];
         }
@@ -76,7 +76,7 @@ TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int to
         TE_UNROLL for (int j = 0; j < top_k; j++) {
             const int64_t at = (int64_t)a->at.row[token * top_k + j] * width + c;
             const float w = te__output_weight(&a->at, token * top_k + j);
-            if (!te__is_local(&a->at, token * top_k + j)) continue;
+            if (!te__is_computed(&a->at, token * top_k + j)) continue;
             te_load8(x, a->x, at, n, aligned, f.in);
             TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
             TE_UNROLL for (int i = 0; i < 8; i++) x[i] = w * v[i];

@@ -11,8 +11,10 @@
  * The weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in].
  * Forward saves x; but if x is the output of the router, backward gathers it again from the router's input. Backward
  * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
- * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. The
- * products: te/gemm/impl/gemm_grouped.h.
+ * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. In a list
+ * for inference on the CPU its weight may be in few bits, as that of a linear: (weights, ..), te_use_quantized. On CUDA
+ * it may not, because the products with such weights need their number of rows on the host. The products:
+ * te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H
@@ -27,7 +29,7 @@
 #define TE__RANKS_OF(rows) (TE_ROUTED_RANKS(rows) > 0 ? TE_ROUTED_RANKS(rows) : 1)
 #define TE__EXPERTS_LAYOUT_FITS(in) \
     ((int)(in) == (int)TE_LAYOUT_replicated || (int)(in) == (int)TE_LAYOUT_partial_grad || \
-     (int)(in) == (int)TE_LAYOUT_exchanged)
+     (int)(in) == (int)TE_LAYOUT_some_rows)
 #define TE__CHECK_EXPERTS(model, op, experts)                                                                        \
     static_assert((int)TE_ROWS_IN(model, op) >= (int)TE_ROWS_routed,                                                 \
                   TE__ROUTER_TEXT(model, op) " needs the rows of a (router, ..)");                                   \
@@ -44,9 +46,15 @@
 #define TE_EXPERTS_expert_linear(op) ((int)(TE_ARG3(op, 0)))
 #define TE_FLAGS_expert_linear(op) (TE_SAVES_INPUT)
 #define TE_LAYOUT_FITS_expert_linear(op, in) TE__EXPERTS_LAYOUT_FITS(in)
+#define TE_TAKES_expert_linear_weights TE_TOKEN
+#define TE_BLOCK_WEIGHTS_expert_linear(model, op) \
+    (TE_CUDA ? (int)TE_BLOCK_none : (int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
 #define TE_CHECK_expert_linear(model, op)                                                                            \
-    (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0))                                                                    \
+    (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0)) TE_CHECK_WEIGHTS(model, op)                                        \
+     static_assert(!TE_CUDA || !TE_HAS_OPTION(op, weights) ||                                                        \
+                       (int)TE_WEIGHTS_OPTION(op, TE_BLOCK_none) == (int)TE_BLOCK_none,                              \
+                   TE__ROUTER_TEXT(model, op) ": the weights of experts may be in few bits on the CPU only");        \
      static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG1(op, 0)) % 8 == 0 && (TE_ARG2(op, 0)) > 0 &&                      \
                        (TE_ARG2(op, 0)) % 8 == 0,                                                                    \
                    TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
@@ -60,7 +68,7 @@ template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(co
 #define TE__GROUPED(dtype, kind) te__grouped_step<TE_##dtype, TE_GROUPED_##kind>
 #else
 TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
-    return te__grouped_run(g, r->plan->product, r->ctx);
+    return te__grouped_run(g, g->quantized ? r->plan->quantized->product : r->plan->product, r->ctx);
 }
 #define TE__GROUPED(dtype, kind) te__grouped_step
 #endif
@@ -80,7 +88,7 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
  * (weigh, input), the router's kernel copies them to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
-    TE__ROUTER_KERNEL(name##_choose, a, te_router_choose, TE_##dtype, TE__EXCHANGES(a))                              \
+    TE__ROUTER_CHOOSE(name##_choose, a, dtype, TE__EXCHANGES(a))                                                     \
     TE__ROUTER_KERNEL(name##_place, a, te_router_gather, (int)TE_WIDTH_IN(model, a),                                 \
                       TE__TOKEN_FORMATS(model, dtype, a), !TE_CUDA || TE__WEIGHS_INPUT(a))                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
@@ -100,7 +108,7 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
     const te_router_options o = te__router_options_of(r->plan, router);
     const te_routing t = te__routing_of(r, router);
     te_grouped g = te__grouped_of(kind, op->out, op->in, t.count, r->tokens * o.top_k);
-    g.offset = t.offset + t.first, g.ranks = o.experts / t.count, g.max_rows = (int)r->tokens;
+    g.offset = t.offset + t.first, g.ranks = o.experts / t.count, g.max_rows = t.capacity;
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
@@ -110,7 +118,11 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
     te_grouped capacity = *g;
     void *scratch = 0;
     capacity.max_rows = (int)te__capacity_rows(r);
-    const size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
+    const te_quantized_ops *quantized = g->kind == TE_GROUPED_FORWARD ? r->plan->quantized : 0;
+    const te_gemm largest = te__grouped_gemm(&capacity, 0, 0, capacity.max_rows);
+    size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
+    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
+    if (quantized) bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&largest));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
     g->scratch = (float *)scratch;
 #endif
@@ -121,7 +133,7 @@ TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x,
     te_value made;
     TE_TRY(te__convert_value(&x, r, g->dtype));
     TE_TRY(te__begin_converted(&made, &y, r, g->dtype));
-    g->a = x.data, g->b = r->param[i]->data, g->d = made.data;
+    g->a = x.data, g->b = r->param[i]->data, g->quantized = r->param[i]->quantized, g->d = made.data;
     TE_TRY(te__expert_run(r, g, run, 1));
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
@@ -163,7 +175,7 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
             const int64_t at = token * a->top_k + j;
             const float w = a->weighs ? te__input_weight(&a->at, at) : 1.0f;
             float weighed[8];
-            if (!te__is_local(&a->at, at)) continue;
+            if (!te__is_computed(&a->at, at)) continue;
             TE_UNROLL for (int i = 0; i < 8; i++) weighed[i] = w * v[i];
             te_store8(a->y, (int64_t)a->at.row[at] * a->width + c, a->weighs ? weighed : v, 8, 1, dtype);
         }
@@ -228,9 +240,9 @@ TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) 
     const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
     float sum = 0;
     if (row >= a->rows) return;
-    const int slot = a->at.slot[row], is_local = te__is_local_row(&a->at, row);
-    if (!is_local && a->dx && g.id == 0) a->dweight[slot] = 0;
-    if (!is_local) return;
+    const int slot = a->at.slot[row], is_computed = te__is_computed_row(&a->at, row);
+    if (!is_computed && a->dx && g.id == 0) a->dweight[slot] = 0;
+    if (!is_computed) return;
     const float w = te__output_weight(&a->at, slot);
     for (int c = g.id * 8; c < a->width; c += g.count * 8) {
         const int64_t at = row * a->width + c;
@@ -314,7 +326,7 @@ TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int wi
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int64_t row = (int64_t)b.x * TE_ROUTER_WARPS + group;
-    if (row >= a->rows || !te__is_local_row(&a->at, row)) return;
+    if (row >= a->rows || !te__is_computed_row(&a->at, row)) return;
     const int64_t expert = a->at.expert[a->at.slot[row]] - a->at.first;
     for (int c = g.id * 8; c < width; c += g.count * 8) {
         float v[8], w[8];
@@ -330,7 +342,7 @@ TE_FN void te_expert_bias_sum(const te_routed_args *a, te_block b, const int wid
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
     const int c = (b.x * TE_ROUTER_LANES + g.id) * 8;
     const int32_t *offset = a->at.offset + a->at.first;
-    const int64_t end = offset[b.y + 1];
+    const int64_t end = te_min(offset[b.y + 1], offset[b.y] + a->at.capacity);
     float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8];
     float *to = a->dweight + (int64_t)b.y * width + c;
     for (int64_t row = offset[b.y] + group; c < width && row < end; row += TE_ROUTER_WARPS) {

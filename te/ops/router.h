@@ -10,12 +10,12 @@
  *
  * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token; the rows behind the
  * router are "routed": top_k for each token, ordered by expert, and for each expert by token. Maps, gated ops and norms
- * treat them as any other rows; expert_linear.h has the ops with parameters for each expert. No token is dropped. How
- * many rows an expert has is known only on the device, so a captured graph serves any routing.
+ * treat them as any other rows; expert_linear.h has the ops with parameters for each expert. No row is dropped unless a
+ * capacity is stated. How many rows an expert has is known only on the device, so a captured graph serves any routing.
  *
  * If several experts have the same score, the one with the lowest number is chosen first. A NaN among a token's logits
- * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in the order
- * of the choice. The options are described below, and in docs/reference/ops.md.
+ * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in a fixed
+ * order. The options are described below, and in docs/reference/ops.md.
  */
 #ifndef TE_OPS_ROUTER_H
 #define TE_OPS_ROUTER_H
@@ -45,12 +45,19 @@
  *     (aux_loss, 0)        c: the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022), where f_e is
  *                          the part of all rows that expert e has, and P_e its mean score; with (score, softmax)
  *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
+ *     (capacity, 0)        F: an expert computes at most ceil(F tokens top_k / experts) rows, those of its first
+ *                          tokens. The others are dropped: they add 0 to the output, and the other weights of their
+ *                          token stay as they are. tokens: with (ranks, N) those of all ranks. 0: no row is dropped
  *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. The
  *                          rows of the other ranks' experts are not computed: the combine's output is a partial sum
  *     (dispatch, all_gather)   with (ranks, N). all_gather: x has the rows of all ranks, so an all_gather stands in
  *                          front of the router, and a reduce_scatter behind the combine. all_to_all: x and the output
  *                          of the combine have the rows of this rank (TE_ROWS_shard), and the two ops send a token's
  *                          row only to the ranks of its experts, and back (impl/token_exchange.h)
+ * Rows are dropped by the order of the tokens (as in GShard, Lepikhin et al. 2020), not by their weights: then whether
+ * a token keeps an expert depends only on the tokens in front of it, no expert has to sort its rows, and those that are
+ * computed are its first ones. The losses and te_router_counts count all choices, those of dropped rows too.
+ *
  * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
  * derivative is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
@@ -63,7 +70,10 @@
      (TE__EXCHANGES(op) ? (int)TE_ROWS_exchanged : 0))
 /* With (ranks, N) each rank adds its experts' part to dx and to the gradient of the weight. */
 #define TE_LAYOUT_router(op, in) \
-    (TE__EXCHANGES(op) ? (int)TE_LAYOUT_exchanged : TE_HAS_OPTION(op, ranks) ? (int)TE_LAYOUT_partial_grad : (int)(in))
+    (TE__EXCHANGES(op)             ? (int)TE_LAYOUT_some_rows    \
+     : TE_HAS_OPTION(op, ranks)    ? (int)TE_LAYOUT_partial_grad \
+     : TE_HAS_OPTION(op, capacity) ? (int)TE_LAYOUT_some_rows    \
+                                   : (int)(in))
 #define TE_LAYOUT_FITS_router(op, in)                                                            \
     ((int)(in) == (TE_HAS_OPTION(op, ranks) && !TE__EXCHANGES(op) ? (int)TE_LAYOUT_partial_grad \
                                                                   : (int)TE_LAYOUT_replicated))
@@ -90,6 +100,7 @@
 #define TE_SAME_groups_groups ,
 #define TE_SAME_groups_kept_groups_kept ,
 #define TE_SAME_aux_loss_aux_loss ,
+#define TE_SAME_capacity_capacity ,
 #define TE_SAME_dispatch_dispatch ,
 #define TE_TAKES_router_top_k TE_INTEGER
 #define TE_TAKES_router_score TE_TOKEN
@@ -100,6 +111,7 @@
 #define TE_TAKES_router_choice_bias TE_INTEGER
 #define TE_TAKES_router_groups TE_INTEGER
 #define TE_TAKES_router_groups_kept TE_INTEGER
+#define TE_TAKES_router_capacity TE_NUMBER
 #define TE_TAKES_router_ranks TE_INTEGER
 #define TE_TAKES_router_dispatch TE_TOKEN
 #define TE_TAKES_router_aux_loss TE_NUMBER
@@ -172,7 +184,7 @@
     (te_router_options, TE_ARG2(op, 0), TE__TOP_K(op), (int)TE__ROUTER_SCORE(op), TE_OPTION(op, renormalise, 0),     \
      TE_HAS_OPTION(op, bias), TE_HAS_OPTION(op, choice_bias), TE__ROUTER_GROUPS(op), TE__ROUTER_KEPT(op),            \
      TE__WEIGHS_INPUT(op), (float)(TE_OPTION(op, factor, 1)), (float)(TE_OPTION(op, aux_loss, 0)),                   \
-     (float)(TE_OPTION(op, z_loss, 0)))
+     (float)(TE_OPTION(op, z_loss, 0)), (double)(TE_OPTION(op, capacity, 0)))
 /* ---- the steps of a router --------------------------------------------------------------------------------------- */
 
 typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_args *);
@@ -180,12 +192,17 @@ typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_
  * or null. weigh: te_router_weigh_gradient, or null. */
 typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weigh; } te_router_kernels;
 
-#define TE__ROUTER_KERNEL(name, op, body, ...)                                                                       \
+#define TE__ROUTER_KERNEL(name, op, body, ...) \
+    TE__ROUTER_KERNEL_OF(name, op, TE_ROUTER_THREADS, body, __VA_ARGS__)
+/* The kernel that chooses the experts. exchanges: 1: they are the tokens of one rank. */
+#define TE__ROUTER_CHOOSE(name, op, dtype, exchanges) \
+    TE__ROUTER_KERNEL_OF(name, op, TE__CHOOSE_THREADS(TE_ARG2(op, 0)), te_router_choose, TE_##dtype, exchanges)
+#define TE__ROUTER_KERNEL_OF(name, op, threads, body, ...)                                                           \
     TE_FN void name##_body(const te_router_args *a, te_block b) {                                                    \
         const te_router_options o = TE_OPTIONS_VALUES(op);                                                           \
         body(a, b, o, __VA_ARGS__);                                                                                  \
     }                                                                                                                \
-    TE_KERNEL(name, TE_ROUTER_THREADS, te_router_args, name##_body(te_args, te_at))
+    TE_KERNEL(name, threads, te_router_args, name##_body(te_args, te_at))
 #define TE__ROUTER_FORMATS(model, dtype, op) \
     te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
 /* Those of the kernels of a router that read or write rows of tokens. If rows travel between ranks, they do so in the
@@ -194,7 +211,7 @@ typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weig
     te_formats_of(TE__EXCHANGES(op) ? (int)TE_##dtype : (int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op),   \
                   (int)TE_##dtype, (int)TE_##dtype)
 #define TE_CUSTOM_router_forward(name, model, dtype, op)                                                             \
-    TE__ROUTER_KERNEL(name##_choose, op, te_router_choose, TE_##dtype, TE__EXCHANGES(op))                            \
+    TE__ROUTER_CHOOSE(name##_choose, op, dtype, TE__EXCHANGES(op))                                                   \
     TE__ROUTER_KERNEL(name, op, te_router_gather, (int)TE_WIDTH_IN(model, op),                                       \
                       TE__TOKEN_FORMATS(model, dtype, op), 1)                                                        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
@@ -283,6 +300,8 @@ TE_API te_status te__router_args_of(te_router_args *a, te_run *r, int i) {
     TE_REQUIRE(!r->batch || r->tokens * o.top_k <= INT32_MAX / 2, r->ctx, TE_ERROR_OVERFLOW,
                "%s: %lld tokens with %d experts each are too many rows for (router, %s)", r->plan->name,
                (long long)r->tokens, o.top_k, r->plan->op[i].name);
+    TE_REQUIRE(o.capacity >= 0, r->ctx, TE_ERROR_VALUE, "%s: (router, %s): the capacity is %g, but must be 0 or more",
+               r->plan->name, r->plan->op[i].name, o.capacity);
     memset(a, 0, sizeof *a);
     TE_TRY(te__scratch(r, &memory, ints * sizeof(int32_t)));
     a->rank = (int32_t *)memory, a->before = a->rank + capacity * o.top_k, a->count = a->before + chunks * o.experts;

@@ -7,6 +7,8 @@
  *     TE_TRY(te_router_counts(counts, &saved, "r", &ctx));                     // of each micro-batch
  *     TE_TRY(te_router_balance(&block.r.choice_bias, counts, 0.001f, &ctx));
  *
+ * Of a router with a capacity, te_router_dropped says how many of these rows were not computed.
+ *
  * The ranks of a tensor group have the same counts; those of a data group have to be summed (te_group_all_reduce).
  */
 #ifndef TE_OPS_ROUTER_BALANCE_H
@@ -20,13 +22,15 @@ typedef struct te_balance_args {
     void *bias;            /* [experts], of `dtype` */
     te_dtype dtype;
     int experts;
+    int capacity; /* of each expert's rows, the first `capacity` ones are not counted */
     float rate;
 } te_balance_args;
 TE_FN void te_router_count_body(const te_balance_args *a, te_block b) {
     int none;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &none);
     (void)b;
-    for (int e = g.id; e < a->experts; e += g.count) a->counts[e] += (float)(a->offset[e + 1] - a->offset[e]);
+    for (int e = g.id; e < a->experts; e += g.count)
+        a->counts[e] += (float)te_max(0, a->offset[e + 1] - a->offset[e] - (int64_t)a->capacity);
 }
 TE_KERNEL_IF_USED(te_router_count, TE_ROUTER_LANES, 1, te_balance_args, te_router_count_body(te_args, te_at))
 TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
@@ -43,21 +47,18 @@ TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
                   te_router_balance_body(te_args, te_at))
-/* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved.
- * counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled *saved, or the router stands in a
- * (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such router; TE_ERROR_NULL. */
-TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
-                                             te_context *ctx) {
+/* Adds to counts[e] the rows of expert e, or with `dropped` those behind the capacity. call: the public function. */
+TE_IF_USED TE_API te_status te__router_count_rows(float *counts, const te_saved *saved, const char *router, int dropped,
+                                                  const char *call, te_context *ctx) {
     te_balance_args a;
-    TE_TRY(te__check_target(ctx, "te_router_counts"));
+    TE_TRY(te__check_target(ctx, call));
     TE_REQUIRE(counts && saved && router, ctx, TE_ERROR_NULL,
-               "te_router_counts: the counts, the te_saved or the router's name is null");
-    TE_REQUIRE(saved->plan, ctx, TE_ERROR_STATE, "te_router_counts: no forward has filled this te_saved");
+               "%s: the counts, the te_saved or the router's name is null", call);
+    TE_REQUIRE(saved->plan, ctx, TE_ERROR_STATE, "%s: no forward has filled this te_saved", call);
     const te_plan *p = saved->plan;
     int i = 0;
     while (i < p->op_count && (!te__is_router(p, i) || strcmp(p->op[i].name, router) != 0)) i++;
-    TE_REQUIRE(i < p->op_count, ctx, TE_ERROR_VALUE, "te_router_counts: %s has no (router, %.60s, ..)", p->name,
-               router);
+    TE_REQUIRE(i < p->op_count, ctx, TE_ERROR_VALUE, "%s: %s has no (router, %.60s, ..)", call, p->name, router);
     te_run r;
     te__begin(&r, p, TE_FORWARD, (int64_t)saved->batch * saved->seq,
               saved->sequences ? saved->sequences : saved->batch, ctx);
@@ -65,11 +66,24 @@ TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *save
     te__take_params(&r, saved->model);
     te__set_recipe_use(&r, TE_USE_as_bound);
     (void)te__lay_out(&r, (char *)saved->memory);
-    TE_REQUIRE(r.stats[i], ctx, TE_ERROR_STATE, "te_router_counts: (router, %.60s, ..) stands in a (recompute, ..)",
-               router);
+    TE_REQUIRE(r.stats[i], ctx, TE_ERROR_STATE, "%s: (router, %.60s, ..) stands in a (recompute, ..)", call, router);
     memset(&a, 0, sizeof a);
-    a.counts = counts, a.offset = te__routing_of(&r, i).offset, a.experts = p->op[i].experts;
+    const te_routing t = te__routing_of(&r, i);
+    a.counts = counts, a.offset = t.offset, a.experts = p->op[i].experts, a.capacity = dropped ? t.capacity : 0;
     return te_router_count_launch(ctx, te__grid_of(1, 1), &a);
+}
+/* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved,
+ * those that it has dropped included. counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled
+ * *saved, or the router stands in a (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such
+ * router; TE_ERROR_NULL. */
+TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
+                                             te_context *ctx) {
+    return te__router_count_rows(counts, saved, router, 0, "te_router_counts", ctx);
+}
+/* The same for the rows that were dropped, because they were behind the router's capacity. */
+TE_IF_USED TE_API te_status te_router_dropped(float *counts, const te_saved *saved, const char *router,
+                                              te_context *ctx) {
+    return te__router_count_rows(counts, saved, router, 1, "te_router_dropped", ctx);
 }
 /* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
  * that of each expert that has more, so that the next tokens are spread more evenly. In a list of 16 bits a step

@@ -124,8 +124,9 @@ typedef enum te_rank_layout {
     TE_LAYOUT_columns,      /* each rank has its own part of the columns */
     TE_LAYOUT_partial_sum,  /* each rank has a partial sum of each element; the value is the sum of these over the
                              * ranks */
-    TE_LAYOUT_exchanged     /* routed rows that a router has sent to the ranks of their experts: each rank has all
-                             * columns of its own rows, and their whole gradient */
+    TE_LAYOUT_some_rows     /* routed rows of which this rank computes some only: its experts', of a router that sends
+                             * rows to the ranks of their experts, and those within a router's capacity. It has all
+                             * columns of these rows and their whole gradient */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */

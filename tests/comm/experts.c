@@ -1,6 +1,6 @@
 /* experts.c -- experts over the ranks of a tensor group: (dispatch, all_to_all), which sends rows only to the ranks of
  * their experts, against all_gather and reduce_scatter of all rows, and y against doubles. Routings: random, experts
- * without rows, all tokens to the experts of one rank, NaN in x; 1 to 80 tokens of a rank; in f32 and bf16, with a
+ * without rows, all tokens to the experts of one rank, NaN in x, a capacity; 1 to 80 tokens of a rank; in f32 and bf16, with a
  * recompute region, and with other ops between router and combine. A transport counts the bytes that a rank sends; they
  * are compared with the number of visits. tests/comm.sh runs it as 1, 2 and 4 processes.
  *
@@ -20,13 +20,14 @@ enum { HIDDEN = 24, FFN = 16, EXPERTS = 8, TOP_K = 2, MAX_TOKENS = 4 * 80, MAX_P
 /* [lists] */
 #define ROUTER(N, ...) \
     (router, r, HIDDEN, EXPERTS, (top_k, TOP_K), (renormalise, 1), (choice_bias, 1), (aux_loss, 0.02f), (z_loss, 0.01f), \
-     (ranks, N), (dispatch, __VA_ARGS__))
+     (ranks, N), __VA_ARGS__)
 #define EXPERT_MLP(N) \
     (expert_linear, up, HIDDEN, 2 * FFN, EXPERTS / (N)), (swiglu, act),                                              \
     (expert_linear, down, FFN, HIDDEN, EXPERTS / (N)), (combine, r)
-#define BY_ALL_GATHER(N) (all_gather, g), ROUTER(N, all_gather), EXPERT_MLP(N), (reduce_scatter, s)
-#define BY_ALL_TO_ALL(N) ROUTER(N, all_to_all), EXPERT_MLP(N)
+#define BY_ALL_GATHER(N) (all_gather, g), ROUTER(N, (dispatch, all_gather)), EXPERT_MLP(N), (reduce_scatter, s)
+#define BY_ALL_TO_ALL(N) ROUTER(N, (dispatch, all_to_all)), EXPERT_MLP(N)
 /* [lists] */
+#define CAPACITY 0.7
 /* the router's rows are stored, and the combine saves its input */
 #define BIASES(N) \
     (expert_bias, first, HIDDEN, EXPERTS / N), (expert_linear, mid, HIDDEN, HIDDEN, EXPERTS / N),                    \
@@ -37,9 +38,13 @@ enum { HIDDEN = 24, FFN = 16, EXPERTS = 8, TOP_K = 2, MAX_TOKENS = 4 * 80, MAX_P
     TE_SEQUENTIAL(again##N, (f32, (rows, shard)), (fork, x), (recompute, c), BY_ALL_TO_ALL(N), (end_recompute, c),     \
                   (add, x))                                                                                           \
     TE_SEQUENTIAL(plain##N, (f32, (rows, shard)), (fork, x), BY_ALL_TO_ALL(N), (add, x))                              \
-    TE_SEQUENTIAL(gather_bias##N, (f32, (rows, shard)), (all_gather, g), ROUTER(N, all_gather), BIASES(N),             \
+    TE_SEQUENTIAL(gather_bias##N, (f32, (rows, shard)), (all_gather, g), ROUTER(N, (dispatch, all_gather)), BIASES(N), \
                   (reduce_scatter, s))                                                                                \
-    TE_SEQUENTIAL(visit_bias##N, (f32, (rows, shard)), ROUTER(N, all_to_all), BIASES(N))                              \
+    TE_SEQUENTIAL(visit_bias##N, (f32, (rows, shard)), ROUTER(N, (dispatch, all_to_all)), BIASES(N))                  \
+    TE_SEQUENTIAL(gather_cap##N, (f32, (rows, shard)), (all_gather, g),                                               \
+                  ROUTER(N, (dispatch, all_gather), (capacity, CAPACITY)), EXPERT_MLP(N), (reduce_scatter, s))        \
+    TE_SEQUENTIAL(visit_cap##N, (f32, (rows, shard)), ROUTER(N, (dispatch, all_to_all), (capacity, CAPACITY)),         \
+                  EXPERT_MLP(N))                                                                                      \
     TE_SEQUENTIAL(gather_bf##N, (bf16, (rows, shard)), BY_ALL_GATHER(N))                                              \
     TE_SEQUENTIAL(visit_bf##N, (bf16, (rows, shard)), BY_ALL_TO_ALL(N))
 LISTS(1)
@@ -189,10 +194,15 @@ static te_status compare_all(const results *got, const results *want, int tokens
 
 /* ---- the layer in doubles ------------------------------------------------------------------------------------------- */
 
-/* The experts of a token by its f32 input, and its output. weight: [EXPERTS, HIDDEN]; up, down: of all experts. Returns
- * 0 if the choice depends on rounding. */
-static int token_in_doubles(double *y, int chosen[TOP_K], const float *x, const float *weight, const float *bias,
-                            const float *up, const float *down) {
+typedef struct input {
+    float x[MAX_TOKENS * HIDDEN], dy[MAX_TOKENS * HIDDEN]; /* of all ranks */
+    float weight[EXPERTS * HIDDEN], bias[EXPERTS], up[EXPERTS * 2 * FFN * HIDDEN], down[EXPERTS * HIDDEN * FFN];
+    float params[EXPERTS * (HIDDEN + 1 + 2 * FFN * HIDDEN + HIDDEN * FFN)]; /* those of this rank */
+} input;
+/* The experts of a token by its f32 input. weight: [EXPERTS, HIDDEN]. of_chosen: the scores of the chosen ones, divided
+ * by their sum. Returns 0 if the choice depends on rounding. */
+static int choice_in_doubles(double of_chosen[TOP_K], int chosen[TOP_K], const float *x, const float *weight,
+                             const float *bias) {
     double logit[EXPERTS], score[EXPERTS], top = -1e300, total = 0, sum = 0;
     int clear = 1;
     for (int e = 0; e < EXPERTS; e++) {
@@ -211,20 +221,26 @@ static int token_in_doubles(double *y, int chosen[TOP_K], const float *x, const 
         if (j < TOP_K) chosen[j] = best, sum += score[best];
         else clear = score[chosen[j - 1]] / total + bias[chosen[j - 1]] - score[best] / total - bias[best] > 2e-5;
     }
+    for (int j = 0; j < TOP_K; j++) of_chosen[j] = score[chosen[j]] / sum;
+    return clear;
+}
+/* Its output. rows: of each expert so far; an expert drops those behind the first `capacity` ones. */
+static void token_in_doubles(double *y, const double of_chosen[TOP_K], const int chosen[TOP_K], const float *x,
+                             const input *in, int rows[EXPERTS], int capacity) {
     for (int h = 0; h < HIDDEN; h++) y[h] = 0;
     for (int j = 0; j < TOP_K; j++) {
         double act[FFN];
+        if (rows[chosen[j]]++ >= capacity) continue;
         for (int f = 0; f < FFN; f++) {
             double gate = 0, value = 0;
-            const float *w = up + ((int64_t)chosen[j] * 2 * FFN + f) * HIDDEN;
+            const float *w = in->up + ((int64_t)chosen[j] * 2 * FFN + f) * HIDDEN;
             for (int h = 0; h < HIDDEN; h++) gate += (double)x[h] * w[h], value += (double)x[h] * w[FFN * HIDDEN + h];
             act[f] = gate / (1 + exp(-gate)) * value;
         }
         for (int h = 0; h < HIDDEN; h++)
             for (int f = 0; f < FFN; f++)
-                y[h] += score[chosen[j]] / sum * act[f] * down[((int64_t)chosen[j] * HIDDEN + h) * FFN + f];
+                y[h] += of_chosen[j] * act[f] * in->down[((int64_t)chosen[j] * HIDDEN + h) * FFN + f];
     }
-    return clear;
 }
 
 /* ---- cases ------------------------------------------------------------------------------------------------------------ */
@@ -237,11 +253,6 @@ static void set_bias(float *bias, int choose, int each) {
         bias[e] = choose == 0 || there ? 0.0f : -4.0f;
     }
 }
-typedef struct input {
-    float x[MAX_TOKENS * HIDDEN], dy[MAX_TOKENS * HIDDEN]; /* of all ranks */
-    float weight[EXPERTS * HIDDEN], bias[EXPERTS], up[EXPERTS * 2 * FFN * HIDDEN], down[EXPERTS * HIDDEN * FFN];
-    float params[EXPERTS * (HIDDEN + 1 + 2 * FFN * HIDDEN + HIDDEN * FFN)]; /* those of this rank */
-} input;
 /* The same on all ranks. */
 static te_status draw(float *to, int64_t n, float std, uint32_t stream) {
     void *p;
@@ -263,13 +274,13 @@ static void avoid_ties(input *in) {
     for (int i = 0; i < EXPERTS * HIDDEN; i++) weight[i] = rounded_to_bf16(in->weight[i]);
     for (int t = 0; t < MAX_TOKENS; t++) {
         float *const x = in->x + t * HIDDEN, near[HIDDEN];
-        double y[HIDDEN];
+        double of_chosen[TOP_K];
         int chosen[TOP_K];
         for (int clear = 0, tries = 0; !clear && tries < 20; tries++) {
             x[tries] += tries ? 0.125f : 0;
             for (int h = 0; h < HIDDEN; h++) near[h] = rounded_to_bf16(x[h]);
-            clear = token_in_doubles(y, chosen, x, in->weight, in->bias, in->up, in->down) &&
-                    token_in_doubles(y, chosen, near, weight, in->bias, in->up, in->down);
+            clear = choice_in_doubles(of_chosen, chosen, x, in->weight, in->bias) &&
+                    choice_in_doubles(of_chosen, chosen, near, weight, in->bias);
         }
     }
 }
@@ -289,18 +300,24 @@ static te_status make_input(input *in, int choose, uint32_t stream) {
     memcpy(at, in->down + rank * each * HIDDEN * FFN, (size_t)(each * HIDDEN * FFN) * 4);
     return TE_OK;
 }
-typedef struct plans { const te_plan *gather, *visit, *again, *plain, *gather_bias, *visit_bias, *gather_bf, *visit_bf; } plans;
+typedef struct plans {
+    const te_plan *gather, *visit, *again, *plain, *gather_bias, *visit_bias, *gather_bf, *visit_bf, *gather_cap, *visit_cap;
+} plans;
 
-/* Compares y with doubles, and the bytes that this rank has sent with the tokens' visits. */
-static te_status check_doubles(const results *visit, const results *gather, const input *in, int tokens, int64_t bytes[2]) {
+/* Compares y with doubles, and the bytes that this rank has sent with the tokens' visits. capacity: of the router; 0: none. */
+static te_status check_doubles(const results *visit, const results *gather, const input *in, int tokens, double capacity,
+                               int64_t bytes[2]) {
     static float want[MAX_TOKENS * HIDDEN];
     const int rank = comm.tensor.rank, ranks = comm.tensor.size, each = EXPERTS / ranks;
+    const int max_rows = capacity > 0 ? (int)ceil(capacity * tokens * ranks * TOP_K / EXPERTS - 1e-9) : tokens * ranks;
+    int of_expert[EXPERTS] = {0};
     int64_t rows = 0; /* that this rank sends in one direction and, for the other one, receives */
     int clear = 1;
     for (int t = 0; t < tokens * ranks; t++) {
-        double y[HIDDEN];
+        double y[HIDDEN], of_chosen[TOP_K];
         int chosen[TOP_K], is_mine = t / tokens == rank;
-        clear &= token_in_doubles(y, chosen, in->x + t * HIDDEN, in->weight, in->bias, in->up, in->down);
+        clear &= choice_in_doubles(of_chosen, chosen, in->x + t * HIDDEN, in->weight, in->bias);
+        token_in_doubles(y, of_chosen, chosen, in->x + t * HIDDEN, in, of_expert, max_rows);
         for (int h = 0; h < HIDDEN && is_mine; h++) want[t % tokens * HIDDEN + h] = (float)y[h];
         for (int q = 0; q < ranks; q++) {
             int visits = 0;
@@ -334,7 +351,7 @@ static te_status check(const plans *p, int tokens, int choose, uint32_t stream, 
     TE_TRY(run_list(&gather, p->gather, in.params, x, dy, tokens));
     TE_TRY(run_list(&visit, p->visit, in.params, x, dy, tokens));
     TE_TRY(compare_all(&visit, &gather, tokens, 2e-5));
-    TE_TRY(check_doubles(&visit, &gather, &in, tokens, bytes));
+    TE_TRY(check_doubles(&visit, &gather, &in, tokens, 0, bytes));
     TE_TRY(run_list(&other, p->visit, in.params, x, dy, tokens)); /* again: the same bits */
     TE_TRY(compare_all(&other, &visit, tokens, 0));
     drop(&other), drop(&gather), drop(&visit);
@@ -345,6 +362,12 @@ static te_status check(const plans *p, int tokens, int choose, uint32_t stream, 
     TE_TRY(run_list(&gather, p->gather_bias, in.params, x, dy, tokens)); /* the parameters are what stands there */
     TE_TRY(run_list(&visit, p->visit_bias, in.params, x, dy, tokens));
     TE_TRY(compare_all(&visit, &gather, tokens, 2e-5));
+    drop(&gather), drop(&visit);
+    TE_TRY(run_list(&gather, p->gather_cap, in.params, x, dy, tokens));
+    TE_TRY(run_list(&visit, p->visit_cap, in.params, x, dy, tokens));
+    TE_TRY(compare_all(&visit, &gather, tokens, 2e-5));
+    int64_t again[2] = {0, 0};
+    TE_TRY(check_doubles(&visit, &gather, &in, tokens, CAPACITY, again));
     drop(&gather), drop(&visit);
     TE_TRY(run_list(&gather, p->gather_bf, in.params, x, dy, tokens));
     TE_TRY(run_list(&visit, p->visit_bf, in.params, x, dy, tokens));
@@ -427,7 +450,8 @@ static te_status check_send(void) {
 }
 static te_status run(void) {
 #define PLANS(N) {gather##N##_plan(), visit##N##_plan(), again##N##_plan(), plain##N##_plan(), gather_bias##N##_plan(), \
-                  visit_bias##N##_plan(), gather_bf##N##_plan(), visit_bf##N##_plan()}
+                  visit_bias##N##_plan(), gather_bf##N##_plan(), visit_bf##N##_plan(), gather_cap##N##_plan(), \
+                  visit_cap##N##_plan()}
     const plans all[3] = {PLANS(1), PLANS(2), PLANS(4)};
     const plans *p = &all[comm.tensor.size == 4 ? 2 : comm.tensor.size - 1];
     const int tokens[4] = {1, 3, 37, 80};

@@ -339,7 +339,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__CHECK_LAYOUT(model, before, op)                         \
     static_assert(TE_LAYOUT_FITS(op, TE_LAYOUT_OUT(model, before)), \
                   "te: " TE_STRING(model) ": " TE_CALLED(op)        \
-                      " does not take the layout of its input over the ranks of a group (te/fuse/impl/list_checks.h)");
+                      " does not take the layout of its input over the ranks of a group, or its input lacks " \
+                      "rows that a router has dropped (te/fuse/impl/list_checks.h)");
 #define TE__LAYOUTS_A(...) TE__LAYOUTS(__VA_ARGS__) TE__LAYOUTS_B
 #define TE__LAYOUTS_B(...) TE__LAYOUTS(__VA_ARGS__) TE__LAYOUTS_A
 #define TE__LAYOUTS_A_END

@@ -1,6 +1,7 @@
 /* gemm_grouped.h -- the products of a mixture of experts: one GEMM for each group of rows, all of them in one launch.
  *
- * Group e has the rows offset[e] to offset[e + 1] - 1 of x, and a weight of its own. There are three kinds of products:
+ * Group e has the rows offset[e] to offset[e + 1] - 1 of x, of which the first max_rows are computed, and a weight of
+ * its own. There are three kinds of products:
  *     TE_GROUPED_FORWARD    y[rows, out] = x[rows, in] weight[e]^T, weight [groups, out, in]
  *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
  *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
@@ -14,7 +15,8 @@
 #ifndef TE_GEMM_GROUPED_H
 #define TE_GEMM_GROUPED_H
 
-#include "gemm_dispatch.h" /* te_gemm, te__gemm_scratch */
+#include "../../quant/block_formats.h" /* te_quantized_weight */
+#include "gemm_dispatch.h"             /* te_gemm, te__gemm_scratch */
 #if TE_CUDA
 #include "../../core/impl/ptx_cuda.h" /* te__mma_sync, te__ldmatrix_x4 */
 #include "gemm_sm90_mainloop.h"       /* te__sm90_gemm_store_subtile */
@@ -26,6 +28,7 @@ typedef struct te_grouped {
     const void *a;         /* forward: x; dgrad and wgrad: dy */
     const void *b;         /* forward and dgrad: weight; wgrad: x */
     void *d;               /* y, dx or dweight */
+    const te_quantized_weight *quantized; /* forward on the host: the weight in few bits; null: it is b */
     const int32_t *offset; /* [groups + 1], target memory; offset[0] need not be 0 */
     const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
@@ -33,11 +36,15 @@ typedef struct te_grouped {
     te_grouped_kind kind;
     int out, in, groups, top_k;
     int ranks;             /* this many ranks have as many groups each, which together have `rows` rows */
-    int max_rows;          /* the largest number of rows of a group */
+    int max_rows;          /* of a group, rows behind the first max_rows are not computed */
     int accumulate;        /* wgrad: 1: dweight is added to; 0: it is overwritten */
     te_dtype dtype, out_dtype; /* out_dtype: of d: dtype or f32 */
 } te_grouped;
 
+/* One past the last row of group e that is computed. */
+TE_BOTH int te__grouped_end(const te_grouped *g, int e) {
+    return (int)te_min(g->offset[e + 1], (int64_t)g->offset[e] + g->max_rows);
+}
 TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
     te_grouped g;
     memset(&g, 0, sizeof g);
@@ -75,6 +82,12 @@ enum {
 /* The rows of a tile are first to end - 1, of group e. rows: 0 or less: the block has no tile. */
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
+/* All rows of group e. */
+TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
+    te_grouped_tile t;
+    t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
+    return t;
+}
 /* Finds the tile of rows number `tile`. With offsets counted from offset[0] on, the tiles of group e have the numbers
  * from offset[e] / size + e on, so that some numbers, at most one for each group, belong to no tile. Each lane of a
  * warp tests the groups lane, lane + 32, ..; the group is the last one whose first number is not above `tile`. */
@@ -84,7 +97,7 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
     int before = 0;
     for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += (g->offset[e] - base) / size + e <= tile;
     t.e = (int)__reduce_add_sync(~0u, (unsigned)before) - 1, t.col = 0;
-    t.first = g->offset[t.e], t.end = g->offset[t.e + 1];
+    t.first = g->offset[t.e], t.end = te__grouped_end(g, t.e);
     t.first += (tile - ((t.first - base) / size + t.e)) * size;
     t.end = (int)te_min(t.end, t.first + size);
     return t;
@@ -212,7 +225,7 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         const int tiles_n = (columns(g) + N - 1) / N, at = (int)blockIdx.x;
         te_grouped_tile t;
         int line = 0;
-        if (WGRAD) t.e = (int)blockIdx.y, t.first = g->offset[t.e], t.end = g->offset[t.e + 1], line = at / tiles_n * M;
+        if (WGRAD) t = te__grouped_group(g, (int)blockIdx.y), line = at / tiles_n * M;
         else t = te__grouped_find(g, at / tiles_n, M), line = t.first;
         t.col = at % tiles_n * N;
         if (!WGRAD && t.first >= t.end) return;
@@ -260,7 +273,7 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
     const int ty = (int)threadIdx.x / 16 * 4, tx = (int)threadIdx.x % 16 * 4, at = (int)blockIdx.x;
     te_grouped_tile t;
     int line;
-    if (WGRAD) t.e = (int)blockIdx.y, t.first = g.offset[t.e], t.end = g.offset[t.e + 1], line = at / tiles_n * TILE;
+    if (WGRAD) t = te__grouped_group(&g, (int)blockIdx.y), line = at / tiles_n * TILE;
     else t = te__grouped_find(&g, at / tiles_n, TILE), line = t.first;
     t.col = at % tiles_n * TILE;
     if (!WGRAD && t.first >= t.end) return;
@@ -349,7 +362,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in, tiles_n = (columns + N - 1) / N;
         const int tiles_m = (g->out + M - 1) / M, at = tile / tiles_n;
         if (WGRAD) {
-            w->t.e = at / tiles_m, w->t.first = g->offset[w->t.e], w->t.end = g->offset[w->t.e + 1];
+            w->t = te__grouped_group(g, at / tiles_m);
             w->line = at % tiles_m * M, w->steps = (w->t.end - w->t.first + K - 1) / K;
         } else {
             w->t = te__grouped_find(g, at, M), w->line = w->t.first;
@@ -649,17 +662,41 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
     return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
 #else
-/* The number of floats of g->scratch. */
+enum { TE_GROUPED_MAX_PARTS = 16 }; /* of the weight of a group in few bits */
+/* The number of floats of g->scratch, unless the weight is in few bits. */
 TE_API size_t te__grouped_scratch(const te_grouped *g) {
     const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
     return te__gemm_scratch(&p);
 }
-/* Runs the GEMMs of all groups, one after the other. product: the function that runs a GEMM in the list's dtype. */
+/* Sets *of_group to the weight of group e, some rows of g->quantized. part: memory for its parts. */
+TE_API te_status te__grouped_weight(te_quantized_weight *of_group, te_weight_part part[TE_GROUPED_MAX_PARTS],
+                                    const te_grouped *g, int e, te_context *ctx) {
+    int64_t at = -(int64_t)e * g->out; /* the first row of the part, counted from the first row of the group */
+    of_group->part = part, of_group->parts = 0;
+    for (int i = 0; i < g->quantized->parts && at < g->out; at += g->quantized->part[i++].rows) {
+        const te_weight_part *all = &g->quantized->part[i];
+        const int64_t first = te_max(0, -at), rows = te_min(all->rows, g->out - at) - first;
+        if (rows <= 0) continue;
+        TE_REQUIRE(of_group->parts < TE_GROUPED_MAX_PARTS, ctx, TE_ERROR_SHAPE,
+                   "the weight of expert %d, %d rows in few bits, has more than %d parts", e, g->out,
+                   (int)TE_GROUPED_MAX_PARTS);
+        te_weight_part *to = &part[of_group->parts++];
+        to->data = (const char *)all->data + (size_t)first * te_block_row_bytes(all->format, g->in);
+        to->format = all->format, to->rows = rows;
+    }
+    return TE_OK;
+}
+/* Runs the GEMMs of all groups, one after the other. product: the function that runs a GEMM in the list's dtype or, if
+ * the weight is in few bits, with such a weight. */
 TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
                                  te_context *ctx) {
     for (int e = 0; e < g->groups; e++) {
-        const int64_t first = g->offset[e], rows = g->offset[e + 1] - first;
-        const te_gemm p = te__grouped_gemm(g, e, first, rows);
+        const int64_t first = g->offset[e], rows = te__grouped_end(g, e) - first;
+        te_gemm p = te__grouped_gemm(g, e, first, rows);
+        te_weight_part part[TE_GROUPED_MAX_PARTS];
+        te_quantized_weight weight;
+        if (g->quantized) TE_TRY(te__grouped_weight(&weight, part, g, e, ctx));
+        if (g->quantized) p.b_quantized = &weight;
         if (rows || (g->kind == TE_GROUPED_WGRAD && !g->accumulate)) TE_TRY(product(&p, ctx));
     }
     return TE_OK;

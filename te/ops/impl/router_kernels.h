@@ -14,6 +14,7 @@ enum { TE_ROUTER_MAX_EXPERTS = 1024, TE_ROUTER_MAX_TOP_K = 32, TE_ROUTER_MAX_GRO
 typedef struct te_router_options {
     int experts, top_k, score, renormalise, bias, choice_bias, groups, groups_kept, weighs_input;
     float factor, aux_loss, z_loss;
+    double capacity;
 } te_router_options;
 
 /* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
@@ -29,32 +30,43 @@ typedef struct te_routing {
                        * expert among those that the token has chosen */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
     int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
-    int is_part;      /* 1: these are not all experts */
+    int capacity;     /* of the rows of an expert, only the first `capacity` are computed: the others are dropped */
+    int is_part;      /* 1: this rank may not compute all rows, for one of the two reasons */
     int weighs_input; /* 1: the weights multiply the inputs of the experts; 0: their outputs */
 } te_routing;
 /* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more.
  * logits: for each token. */
 #define TE__ROUTING_FLOATS(experts, logits, top_k) \
     (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
+/* The number of rows that an expert computes at most: ceil(capacity * tokens * top_k / experts), and all if the option
+ * is 0. If the value is above an integer only because the option is rounded, as 1.1f * 30 is, it is this integer. */
+TE_API int te__expert_capacity(te_router_options o, int64_t tokens) {
+    const double rows = o.capacity * (double)tokens * o.top_k / o.experts;
+    return o.capacity > 0 && rows < (double)tokens ? (int)te_max(1, (int64_t)ceil(rows * (1 - 1e-7))) : (int)tokens;
+}
 TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, te_router_options o) {
     const int64_t rows = tokens * o.top_k;
     te_routing t;
     t.logits = (float *)memory, t.weight = t.logits + logits;
     t.expert = (int32_t *)(void *)(t.weight + rows), t.row = t.expert + rows;
     t.slot = t.row + rows, t.offset = t.slot + rows;
-    t.first = 0, t.count = o.experts, t.is_part = 0, t.weighs_input = o.weighs_input;
+    t.first = 0, t.count = o.experts, t.capacity = te__expert_capacity(o, tokens), t.is_part = o.capacity > 0;
+    t.weighs_input = o.weighs_input;
     return t;
 }
-/* Whether this rank has the expert of a token's routed row. at: token * top_k + the place of the expert. */
-TE_FN int te__is_local(const te_routing *t, int64_t at) {
-    return !t->is_part || (unsigned)(t->expert[at] - t->first) < (unsigned)t->count;
+/* Whether this rank computes a token's routed row: it has the expert, and the row is within the capacity. at: token *
+ * top_k + the place of the expert. */
+TE_FN int te__is_computed(const te_routing *t, int64_t at) {
+    if (!t->is_part) return 1;
+    const int e = t->expert[at];
+    return (unsigned)(e - t->first) < (unsigned)t->count && t->row[at] - t->offset[e] < t->capacity;
 }
 /* By what the input and the output of the expert of a token's routed row are multiplied. at: as above. */
 TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
 TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
-/* Whether this rank has the expert of routed row `row`. */
-TE_FN int te__is_local_row(const te_routing *t, int64_t row) {
-    return !t->is_part || (row >= t->offset[t->first] && row < t->offset[t->first + t->count]);
+/* Whether this rank computes routed row `row`. */
+TE_FN int te__is_computed_row(const te_routing *t, int64_t row) {
+    return !t->is_part || te__is_computed(t, t->slot[row]);
 }
 /* The router from which the rows of op i come, by the way that they take through the list. */
 TE_API int te__router_of(const te_plan *p, int i) {
@@ -78,9 +90,11 @@ TE_API te_routing te__routing_of(const te_run *r, int router) {
 enum {
     TE_ROUTER_LANES = TE_CUDA ? 32 : 1,
     TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
+    TE_ROUTER_MAX_WARPS = TE_CUDA ? 32 : 1, /* of te_router_choose */
     TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
     TE_ROUTER_CHUNK = 64, /* tokens for which a block of te_router_choose chooses: one bit for each in a word */
     TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* experts of a lane, at most */
+    TE_ROUTER_MAX_SORTED = TE_CUDA ? 16 : 0, /* up to so many experts of a lane, it sorts them before the choice */
     TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* blocks of te_router_gather that copy the rows of one chunk */
     TE_SCAN_WARPS = TE_CUDA ? 32 : 1,
     TE_ROUTER_SUM_TOKENS = 64 /* tokens of which a block of te_router_bias_sum adds up the gradients */
@@ -104,6 +118,10 @@ typedef struct te_router_args {
     float loss_scale;
 } te_router_args;
 
+/* The threads of a block of te_router_choose. With 32 warps each has two tokens of the chunk: in decoding, the time of
+ * this kernel is that of one token times the tokens of a warp. With more experts, a thread needs more registers. */
+#define TE__CHOOSE_WARPS(experts) ((int)(experts) <= 256 ? (int)TE_ROUTER_MAX_WARPS : (int)TE_ROUTER_WARPS)
+#define TE__CHOOSE_THREADS(experts) ((int)TE_ROUTER_LANES * TE__CHOOSE_WARPS(experts))
 /* The number of experts of a lane. */
 TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
 /* A score as an integer of the same order. NaN counts as -infinity; 0 is less than all scores. */
@@ -112,14 +130,46 @@ TE_FN uint32_t te__router_key(float score) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 TE_FN float te__router_of_key(uint32_t key) { return te_float_of_bits(key >> 31 ? key & 0x7fffffffu : ~key); }
-/* The expert with the largest of a token's keys; if there are several, the one with the lowest number. Lane i has the
- * keys of the experts i, i + the number of lanes, .. */
-TE_FN int te__router_best(const uint32_t *key, int values, te_lanes g) {
-    uint32_t best = 0;
+/* The experts of a lane that are not chosen yet. Lane i begins with the experts i, i + the number of lanes, .. */
+typedef struct te_router_keys {
+    uint32_t key[TE_ROUTER_VALUES];
+    int expert[TE_ROUTER_VALUES]; /* not used if they are not sorted: key[v] is that of expert v * lanes + lane */
+} te_router_keys;
+/* Sorts the keys of a lane in descending order; equal ones stay in the order of the experts. */
+TE_FN void te__router_sort(te_router_keys *k, const int values, te_lanes g) {
+    if (values > TE_ROUTER_MAX_SORTED) return;
+    TE_UNROLL for (int v = 0; v < values; v++) k->expert[v] = v * TE_ROUTER_LANES + g.id;
+    TE_UNROLL for (int n = 0; n < values; n++) /* odd-even transposition: registers need constant indices */
+        TE_UNROLL for (int v = n % 2; v + 1 < values; v += 2) {
+            const uint32_t a = k->key[v], b = k->key[v + 1];
+            const int of_a = k->expert[v], of_b = k->expert[v + 1];
+            k->key[v] = a < b ? b : a, k->key[v + 1] = a < b ? a : b;
+            k->expert[v] = a < b ? of_b : of_a, k->expert[v + 1] = a < b ? of_a : of_b;
+        }
+}
+/* Removes the expert with the largest of a token's keys; if there are several, the one with the lowest number. Returns
+ * it to the lane that had it, -1 to the others; *top: its key, to all. */
+TE_FN int te__router_take(uint32_t *top, te_router_keys *k, const int values, te_lanes g) {
+    const int is_sorted = values <= TE_ROUTER_MAX_SORTED;
+    uint32_t best = k->key[0];
     int at = 0;
-    TE_UNROLL for (int v = 0; v < values; v++) if (key[v] > best) best = key[v], at = v;
-    const uint32_t top = te_warp_max_u32(best), here = ~(uint32_t)(at * TE_ROUTER_LANES + g.id);
-    return (int)~te_warp_max_u32(best == top ? here : 0u);
+    TE_UNROLL for (int v = 1; !is_sorted && v < values; v++) if (k->key[v] > best) best = k->key[v], at = v;
+    const int expert = is_sorted ? k->expert[0] : at * TE_ROUTER_LANES + g.id;
+    *top = te_warp_max_u32(best);
+    int is_here = best == *top;
+    if (te_warp_count(is_here) > 1) /* several lanes have this score */
+        is_here &= te_warp_max_u32(is_here ? ~(uint32_t)expert : 0u) == ~(uint32_t)expert;
+    if (is_sorted) {
+        TE_UNROLL for (int v = 0; v + 1 < values; v++)
+            if (is_here) k->key[v] = k->key[v + 1], k->expert[v] = k->expert[v + 1];
+        if (is_here) k->key[values - 1] = 0;
+    } else TE_UNROLL for (int v = 0; v < values; v++) if (is_here && v == at) k->key[v] = 0;
+    return is_here ? expert : -1;
+}
+/* The group of this lane's expert number v. If a group has as many experts as the warp has lanes, or a multiple, the
+ * group does not depend on the lane. */
+TE_FN int te__router_group(int v, const int size, te_lanes g) {
+    return size % TE_ROUTER_LANES ? (v * TE_ROUTER_LANES + g.id) / size : v / (size / TE_ROUTER_LANES);
 }
 /* Sets the keys of all experts to 0 that do not belong to one of the groups_kept best groups. */
 TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_lanes g) {
@@ -128,7 +178,7 @@ TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_l
     TE_UNROLL for (int i = 0; i < o.groups; i++) {
         uint32_t first = 0, second = 0;
         TE_UNROLL for (int v = 0; v < values; v++) {
-            const uint32_t k = (v * TE_ROUTER_LANES + g.id) / size == i ? key[v] : 0u;
+            const uint32_t k = te__router_group(v, size, g) == i ? key[v] : 0u;
             second = k > first ? first : k > second ? k : second;
             first = k > first ? k : first;
         }
@@ -144,14 +194,15 @@ TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_l
         TE_UNROLL for (int i = 0; i < o.groups; i++) if (i == at) sum[i] = 0;
     }
     TE_UNROLL for (int v = 0; v < values; v++)
-        if (!(kept >> (v * TE_ROUTER_LANES + g.id) / size % 32 & 1)) key[v] = 0;
+        if (!(kept >> te__router_group(v, size, g) % 32 & 1)) key[v] = 0;
 }
 /* The logits of a token: those of this lane's experts, and what a softmax over all of them needs. */
 typedef struct te_router_row {
     float logit[TE_ROUTER_VALUES];
     float max, sum, nan; /* sum: of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
 } te_router_row;
-TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, te_lanes *g) {
+/* sums: 0: max and sum are not needed. */
+TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, const int sums, te_lanes *g) {
     const int values = te__router_values(experts);
     t->max = -INFINITY, t->sum = 0, t->nan = 0;
     TE_UNROLL for (int v = 0; v < values; v++) {
@@ -160,7 +211,9 @@ TE_FN void te__router_load(te_router_row *t, const float *logits, const int expe
         if (t->logit[v] != t->logit[v]) t->nan = 1;
         else t->max = fmaxf(t->max, t->logit[v]);
     }
-    te_lanes_max(&t->max, g), te_lanes_max(&t->nan, g);
+    t->nan = te_warp_or_u32(t->nan > 0) ? 1.0f : 0.0f;
+    if (!sums) return;
+    t->max = te__router_of_key(te_warp_max_u32(te__router_key(t->max)));
     TE_UNROLL for (int v = 0; v < values; v++)
         if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
     te_lanes_sum(&t->sum, 1, g);
@@ -170,51 +223,75 @@ TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
     if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
     return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
 }
-/* Replaces the scores of the chosen experts by their weights. */
-TE_FN void te__router_weigh(float *w, const te_router_options o, float nan) {
+/* Replaces the scores of the chosen experts by their weights. A lane has the choices g->id, g->id + the number of
+ * lanes, .., `own` of them at most; w is 0, or -infinity for softmax_of_chosen, behind the last choice. */
+TE_FN void te__router_weigh(float *w, const int own, const te_router_options o, te_router_score score, float nan,
+                            te_lanes *g) {
+    const int divides = o.renormalise || score == TE_SCORE_softmax_of_chosen;
     float max = -INFINITY, sum = 0;
-    if (o.score == TE_SCORE_softmax_of_chosen) {
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) max = fmaxf(max, w[j]);
-        TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = te_exp(w[j] - max);
+    if (score == TE_SCORE_softmax_of_chosen) {
+        TE_UNROLL for (int i = 0; i < own; i++) max = fmaxf(max, w[i]);
+        max = te__router_of_key(te_warp_max_u32(te__router_key(max)));
+        TE_UNROLL for (int i = 0; i < own; i++) w[i] = te_exp(w[i] - max);
     }
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) sum += w[j];
-    const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
+    TE_UNROLL for (int i = 0; i < own; i++) sum += w[i];
+    if (divides) te_lanes_sum(&sum, 1, g);
     const float scale = divides ? o.factor / (sum + 1e-20f) : o.factor;
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) w[j] = nan > 0 ? NAN : w[j] * scale;
+    TE_UNROLL for (int i = 0; i < own; i++) w[i] = nan > 0 ? NAN : w[i] * scale;
 }
-/* Chooses the experts of one token. Lane 0 sets bit `bit` of the words of these experts in `chosen`. */
-TE_FN void te__router_choose_of(const te_router_args *a, int64_t token, uint64_t *chosen, int bit,
+/* Chooses the experts of one token, and sets bit i of the words of these experts in `chosen`, where i is the token's
+ * number in the chunk that begins at `first`. order: shared memory of this warp, [top_k]. */
+TE_FN void te__router_choose_of(const te_router_args *a, int64_t first, int i, uint64_t *chosen, int32_t *order,
                                 const te_router_options o, te_dtype dtype, te_lanes g) {
+    const int64_t token = first + i;
     float *logits = a->at.logits + token * o.experts;
     const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
+    const int own = (o.top_k + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; /* choices of a lane */
+    /* a softmax over all logits, divided by the sum over the chosen ones, is a softmax over the chosen ones */
+    const int of_chosen = o.score == TE_SCORE_softmax && o.renormalise && !by_score;
+    const te_router_score score = of_chosen ? TE_SCORE_softmax_of_chosen : (te_router_score)o.score;
     te_router_row t;
-    uint32_t key[TE_ROUTER_VALUES];
+    te_router_keys keys;
+    uint32_t top;
     float w[TE_ROUTER_MAX_TOP_K];
+    TE_UNROLL for (int k = 0; k < own; k++) w[k] = score == TE_SCORE_softmax_of_chosen ? -INFINITY : 0.0f;
     for (int e = g.id; o.bias && e < o.experts; e += TE_ROUTER_LANES) logits[e] += te_load(a->bias, e, dtype);
     if (o.bias) te_warp_sync(); /* below, each lane reads the logits of all chosen experts */
-    te__router_load(&t, logits, o.experts, &g);
+    te__router_load(&t, logits, o.experts, score == TE_SCORE_softmax, &g);
     TE_UNROLL for (int v = 0; v < values; v++) {
         const int e = v * TE_ROUTER_LANES + g.id;
-        float c = by_score ? te__router_score(&t, t.logit[v], o.score) : t.logit[v];
+        float c = by_score ? te__router_score(&t, t.logit[v], score) : t.logit[v];
         if (o.choice_bias && e < o.experts) c += te_load(a->choice_bias, e, dtype);
-        key[v] = e < o.experts ? te__router_key(c) : 0u;
+        keys.key[v] = e < o.experts ? te__router_key(c) : 0u;
     }
-    if (o.groups > 1) te__router_keep_groups(key, o, g);
+    if (o.groups > 1) te__router_keep_groups(keys.key, o, g);
+    te__router_sort(&keys, values, g);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-        const int e = te__router_best(key, values, g);
-        TE_UNROLL for (int v = 0; v < values; v++) if (v * TE_ROUTER_LANES + g.id == e) key[v] = 0;
-        w[j] = te__router_score(&t, logits[e], o.score);
-        if (g.id == 0) a->at.expert[token * o.top_k + j] = e, te_shared_or_u64(&chosen[e], (uint64_t)1 << bit);
+        const int e = te__router_take(&top, &keys, values, g);
+        if (e >= 0) order[j] = e;
+        if (!by_score && j % TE_ROUTER_LANES == g.id) w[j / TE_ROUTER_LANES] = te__router_of_key(top);
     }
-    te__router_weigh(w, o, t.nan);
-    TE_UNROLL for (int j = 0; j < o.top_k; j++) if (g.id == 0) a->at.weight[token * o.top_k + j] = w[j];
+    te_warp_sync();
+    TE_UNROLL for (int k = 0; k < own; k++) {
+        const int j = k * TE_ROUTER_LANES + g.id;
+        if (j < o.top_k) w[k] = te__router_score(&t, by_score ? logits[order[j]] : w[k], score);
+    }
+    te__router_weigh(w, own, o, score, t.nan, &g);
+    TE_UNROLL for (int k = 0; k < own; k++) {
+        const int j = k * TE_ROUTER_LANES + g.id;
+        if (j >= o.top_k) continue;
+        a->at.expert[token * o.top_k + j] = order[j], a->at.weight[token * o.top_k + j] = w[k];
+        te_shared_or_u64(&chosen[order[j]], (uint64_t)1 << i);
+    }
+    te_warp_sync(); /* the next token overwrites `order` */
 }
 /* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
  * also stores the offsets of all experts. */
-TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts) {
+TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts,
+                             const int threads) {
     int none;
-    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
-    const int each = (experts + TE_ROUTER_THREADS - 1) / TE_ROUTER_THREADS, from = all.id * each;
+    const te_lanes all = te_lanes_here(threads, &none);
+    const int each = (experts + threads - 1) / threads, from = all.id * each;
     const int to = (int)te_min(experts, from + each);
     uint64_t mine = 0, total;
     for (int e = from; e < to; e++) mine += (uint64_t)a->count[e];
@@ -230,10 +307,10 @@ TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b
 /* Counts the tokens of each expert in a chunk of n tokens, and finds the places of its rows. chosen: for each expert,
  * one bit for each token of the chunk. */
 TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t *chosen, int n, const int experts,
-                            const int top_k) {
+                            const int top_k, const int threads) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
     int none;
-    const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const te_lanes all = te_lanes_here(threads, &none);
     const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
     for (int i = all.id; i < n * top_k; i += all.count) {
         const int64_t at = first * top_k + i;
@@ -247,7 +324,7 @@ TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t 
     }
     if (b.nx > 1) return;
     te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
-    te__router_starts(start, a, b, experts);
+    te__router_starts(start, a, b, experts, threads);
     for (int i = all.id; i < n * top_k; i += all.count) {
         const int row = start[a->at.expert[i]] + a->rank[i];
         a->at.row[i] = row, a->at.slot[row] = i;
@@ -258,15 +335,18 @@ TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t 
 TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
                             const int exchanges) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
+    TE_SHARED int32_t order[TE_ROUTER_MAX_WARPS][TE_ROUTER_MAX_TOP_K];
     int group, none;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
+    const int threads = TE__CHOOSE_THREADS(o.experts);
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(threads, &none);
     const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
     const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
     for (int e = all.id; e < o.experts; e += all.count) chosen[e] = 0;
     te_block_sync();
-    for (int i = group; i < n; i += TE_ROUTER_WARPS) te__router_choose_of(a, first + i, chosen, i, o, dtype, g);
+    for (int i = group; i < n; i += TE__CHOOSE_WARPS(o.experts))
+        te__router_choose_of(a, first, i, chosen, order[group], o, dtype, g);
     te_block_sync();
-    if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k);
+    if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k, threads);
 }
 /* Counts the tokens of each expert in TE_ROUTER_CHUNK tokens, whose experts all ranks have chosen. */
 TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
@@ -280,7 +360,7 @@ TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
     for (int i = all.id; i < n * a->top_k; i += all.count)
         te_shared_or_u64(&chosen[a->at.expert[first * a->top_k + i]], (uint64_t)1 << i / a->top_k);
     te_block_sync();
-    te__router_count(a, b, chosen, n, a->experts, a->top_k);
+    te__router_count(a, b, chosen, n, a->experts, a->top_k, TE_ROUTER_THREADS);
 }
 TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
                   te_router_count_chosen_body(te_args, te_at))
@@ -314,27 +394,35 @@ TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_
 TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
                             const te_formats f, const int copies) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
-    int group;
-    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    int group, none;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group), all = te_lanes_here(TE_ROUTER_THREADS, &none);
     const int64_t first = (int64_t)b.x * TE_ROUTER_CHUNK;
     const int n = (int)te_min(TE_ROUTER_CHUNK, a->tokens - first);
-    te__router_starts(start, a, b, o.experts);
-    for (int i = b.y * TE_ROUTER_WARPS + group; i < n; i += b.ny * TE_ROUTER_WARPS) {
+    te__router_starts(start, a, b, o.experts, TE_ROUTER_THREADS);
+    for (int i = all.id; b.y == 0 && i < n * o.top_k; i += all.count) {
+        const int64_t at = first * o.top_k + i;
+        const int row = start[a->at.expert[at]] + a->rank[at];
+        a->at.row[at] = row, a->at.slot[row] = (int32_t)at;
+    }
+    for (int i = b.y * TE_ROUTER_WARPS + group; copies && i < n; i += b.ny * TE_ROUTER_WARPS) {
         const int64_t token = first + i;
         int32_t row[TE_ROUTER_MAX_TOP_K];
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
             const int64_t at = token * o.top_k + j;
             row[j] = start[a->at.expert[at]] + a->rank[at];
-            if (g.id == 0) a->at.row[at] = row[j], a->at.slot[row[j]] = (int32_t)at;
         }
-        for (int c = g.id * 8; copies && c < width; c += g.count * 8) {
+        for (int c = g.id * 8; c < width; c += g.count * 8) {
             const int count = (int)te_min(8, width - c), aligned = width % 8 == 0;
             float v[8];
             te_load8(v, a->x, token * width + c, count, aligned, f.in);
             TE_UNROLL for (int j = 0; j < o.top_k; j++) {
                 float weighed[8];
-                if (!te__is_local(&a->at, token * o.top_k + j)) continue;
-                const float w = te__input_weight(&a->at, token * o.top_k + j);
+                const int64_t at = token * o.top_k + j;
+                const int e = a->at.expert[at];
+                if ((unsigned)(e - a->at.first) >= (unsigned)a->at.count) continue;
+                /* other blocks have not stored the offsets yet, so this is not te__is_computed */
+                if (o.capacity > 0 && a->before[(int64_t)b.x * o.experts + e] + a->rank[at] >= a->at.capacity) continue;
+                const float w = te__input_weight(&a->at, at);
                 TE_UNROLL for (int k = 0; k < 8; k++) weighed[k] = w * v[k];
                 te_store8(a->y, (int64_t)row[j] * width + c, o.weighs_input ? weighed : v, count, aligned, f.out);
             }
@@ -368,10 +456,10 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     float d[TE_ROUTER_MAX_TOP_K], s[TE_ROUTER_MAX_TOP_K], along = 0, balance = 0;
     te_router_row t;
     if (token >= a->tokens) return;
-    te__router_load(&t, logits, o.experts, &g);
+    te__router_load(&t, logits, o.experts, 1, &g);
     TE_UNROLL for (int j = 0; j < o.top_k; j++) {
         const int64_t at = token * o.top_k + j;
-        expert[j] = a->at.expert[at], d[j] = te__is_local(&a->at, at) ? a->dweight[at] : 0.0f;
+        expert[j] = a->at.expert[at], d[j] = te__is_computed(&a->at, at) ? a->dweight[at] : 0.0f;
         s[j] = te__router_score(&t, logits[expert[j]], o.score);
     }
     te__router_score_gradients(d, s, o);
@@ -416,7 +504,7 @@ TE_FN void te_router_weigh_gradient(const te_router_args *a, te_block b, const t
         float x[8], v[8];
         te_load8(x, a->input, token * width + c, n, aligned, f.in);
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            if (!te__is_computed(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
             TE_UNROLL for (int i = 0; i < 8; i++) if (i < n) sum[j] += v[i] * x[i];
         }
@@ -450,7 +538,7 @@ TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_op
         const int n = (int)te_min(8, width - c), aligned = width % 8 == 0;
         float v[8], sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         TE_UNROLL for (int j = 0; j < o.top_k; j++) {
-            if (!te__is_local(&a->at, token * o.top_k + j)) continue;
+            if (!te__is_computed(&a->at, token * o.top_k + j)) continue;
             te_load8(v, a->x, (int64_t)a->at.row[token * o.top_k + j] * width + c, n, aligned, f.out);
             const float w = te__input_weight(&a->at, token * o.top_k + j);
             TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += o.weighs_input ? w * v[i] : v[i];
