@@ -281,8 +281,8 @@ struct te__attn_sm90_backward {
         /* A key tile adds its dQ after the earlier bands of its head. So a band has so many key tiles that one band of
          * each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier one
          * for which it would wait. But a band has no more key tiles than can run at the same time, because a key tile
-         * may wait for key tiles of its band that are scheduled later. Without a mask, each key tile of a band waits for
-         * another one, so all bands must fit on the multiprocessors together, and the number is rounded down. */
+         * may wait for key tiles of its band that are scheduled later. Without a mask, each key tile of a band waits
+         * for another one, so all bands must fit on the multiprocessors together, and the number is rounded down. */
         const int64_t fill = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
         p->band = (int)te_min(te_min(p->key_tiles, clusters), te_max(TE__ATTN_BWD_MIN_BAND, fill));
         if (F::VARLEN) {
