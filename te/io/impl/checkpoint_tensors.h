@@ -193,7 +193,7 @@ TE_API void te__checkpoint_add_param_shards(te__checkpoint_tensors *l, te_model 
         if (first >= last) continue;
         shard.from = first - at, shard.elements = last - first, shard.format = TE__AS_STORED;
         shard.data = te__param_at(m, p, shard.from);
-        shard.saves = te__rank_saves(p, l->ranks) && (!i || !l->replica);
+        shard.saves = !p->is_copy && (!i || !l->replica);
         te__checkpoint_add_shard(l, l->count - 1, shard);
     }
 }
