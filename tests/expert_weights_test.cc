@@ -5,17 +5,17 @@
 #include "te/moe.h"
 #include "te/io/quantized_file.h"
 
-namespace {
-
 enum { IN = 256, OUT = 24, EXPERTS = 5, TOP_K = 2 };
 #define EXPERT_OPS \
     (router, r, IN, EXPERTS, (top_k, TOP_K), (renormalise, 1)), (expert_linear, up, IN, OUT, EXPERTS), (combine, r)
 TE_INFERENCE(experts_f32, (f32, (weights, quantized)), EXPERT_OPS)
+#if !TE_CUDA
 TE_INFERENCE(experts_bf16, (bf16, (weights, quantized)), EXPERT_OPS)
 TE_INFERENCE(plain, f32, EXPERT_OPS)
 TE_INFERENCE(of_file, (f32, (weights, quantized)), (router, r, 64, 3), (expert_linear, up, 64, 16, 3), (expert_bias, up_b, 16, 3), (swiglu, act), (combine, r))
 
-#if !TE_CUDA
+namespace {
+
 // The parts of a weight [EXPERTS * OUT, IN], quantized from random floats, and the numbers that they stand for.
 struct weight {
     std::vector<std::vector<uint8_t>> bytes;
@@ -86,22 +86,8 @@ template <class M> void check_list(const weight &w, int rows, te_dtype dtype, so
         }
     }
 }
-#endif
-
 } // namespace
 
-#if TE_CUDA
-TEST_CASE("weights of experts in few bits are refused on CUDA", "[moe]") {
-    context ctx_owner;
-    experts_f32 m;
-    const te_weight_part part = {&m, TE_BLOCK_q8_0, EXPERTS * OUT};
-    const te_quantized_weight w = {&part, 1};
-    buffer params(&ctx_owner.c, experts_f32_param_bytes());
-    REQUIRE(experts_f32_bind(&m, params.data(), &ctx_owner.c) == TE_OK);
-    CHECK(te_use_quantized(&m.up.weight, &w, &ctx_owner.c) == TE_ERROR_STATE);
-    CHECK(std::string(te_last_error(&ctx_owner.c)).find("on the CPU, of an expert_linear") != std::string::npos);
-}
-#else
 TEST_CASE("weights of experts in few bits", "[moe]") {
     context ctx_owner;
     source random(fresh_seed());
@@ -194,5 +180,16 @@ TEST_CASE("weights of experts in few bits are refused, by name", "[moe]") {
     REQUIRE(te_context_reserve(ctx, experts_f32_workspace_bytes(&m, 1, ctx)) == TE_OK);
     CHECK(experts_f32_infer(te_matrix(y.data(), TE_f32, 1, OUT), te_matrix(x.data(), TE_f32, 1, IN), &m, &batch, ctx) == TE_ERROR_SHAPE);
     CHECK(std::string(te_last_error(ctx)).find("has more than 16 parts") != std::string::npos);
+}
+#else
+TEST_CASE("weights of experts in few bits are refused on CUDA", "[moe]") {
+    context ctx_owner;
+    experts_f32 m;
+    const te_weight_part part = {&m, TE_BLOCK_q8_0, EXPERTS * OUT};
+    const te_quantized_weight w = {&part, 1};
+    buffer params(&ctx_owner.c, experts_f32_param_bytes());
+    REQUIRE(experts_f32_bind(&m, params.data(), &ctx_owner.c) == TE_OK);
+    CHECK(te_use_quantized(&m.up.weight, &w, &ctx_owner.c) == TE_ERROR_STATE);
+    CHECK(std::string(te_last_error(&ctx_owner.c)).find("on the CPU, of an expert_linear") != std::string::npos);
 }
 #endif
