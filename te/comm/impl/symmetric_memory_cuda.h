@@ -83,14 +83,16 @@ TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl,
     default: return ncclAllReduce(op->x, op->y, count, op->type, ncclSum, nccl, stream);
     }
 }
-/* Return a hash of those members of an operation on which depends to which ranks NCCL connects for it. It is not 0. */
+/* Return a hash of those properties of an operation on which depends to which ranks NCCL connects for it: for a
+ * collective the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size;
+ * for an exchange the ranks of the messages. It is not 0. */
 TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
     uint64_t word[4] = {(uint64_t)(uintptr_t)nccl, (uint64_t)op->kind, (uint64_t)op->type, (uint64_t)op->count};
+    while (op->kind != TE__NCCL_exchange && word[3] & (word[3] - 1)) word[3] &= word[3] - 1;
     uint64_t hash = 1469598103934665603u; /* FNV-1a, by words */
     for (int i = 0; i < 4; i++) hash = (hash ^ word[i]) * 1099511628211u;
     for (int64_t i = 0; op->kind == TE__NCCL_exchange && i < op->count; i++) {
         const te_transfer *t = &op->transfers[i];
-        hash = (hash ^ (uint64_t)t->bytes) * 1099511628211u;
         hash = (hash ^ (uint64_t)(2 * t->peer + t->is_received)) * 1099511628211u;
     }
     return hash ? hash : 1;
@@ -141,9 +143,9 @@ TE_API te_status te__nccl_run_by_thread(ncclResult_t *result, const te_group *g,
 }
 /* Enqueue an operation. The groups' communicators are blocking, and NCCL connects two ranks only when an operation
  * first needs that (NCCL_RUNTIME_CONNECT; sends and receives always): inside this call, by messages for which it waits
- * without a limit, so a rank that hangs or has died would block the host. Therefore the first operation of a kind and
- * size is enqueued by another thread, with a time limit. Later ones of the same kind and size find their connections,
- * and do not wait for other ranks. */
+ * without a limit, so a rank that hangs or has died would block the host. Therefore the first operation of each
+ * signature is enqueued by another thread, with a time limit. Later ones with the same signature find their
+ * connections, and do not wait for other ranks. */
 TE_API te_status te__nccl_run(const te_group *g, const te__nccl_op *op, te_context *ctx) {
     static const char *const names[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"}; /* te__nccl_kind */
     const char *what = names[op->kind];
