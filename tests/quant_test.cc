@@ -635,7 +635,7 @@ TEST_CASE("te_use_quantized refuses, by name") {
     REQUIRE(pattern_bind(&m, memory.memory.data(), ctx) == TE_OK);
     REQUIRE(other_bind(&o, rest.memory.data(), ctx) == TE_OK);
     REQUIRE(ends_bind(&e, more.memory.data(), ctx) == TE_OK);
-    refused(&o.a.weight, {{data, TE_BLOCK_q8_0, 96}}, TE_ERROR_STATE, "a.weight is not the weight of a linear or an embedding in a list with the option (weights, ..)");
+    refused(&o.a.weight, {{data, TE_BLOCK_q8_0, 96}}, TE_ERROR_STATE, "a.weight is not the weight of a linear or an embedding or, on the CPU, of an expert_linear, in a list with the option (weights, ..)");
     refused(&m.b.bias, {{data, TE_BLOCK_q8_0, 1}}, TE_ERROR_STATE, "b.bias is not the weight");
     refused(&e.n.weight, {{data, TE_BLOCK_f32, 1}}, TE_ERROR_STATE, "n.weight is not the weight");
     refused(&e.head.weight, {{data, TE_BLOCK_q8_0, 61}}, TE_ERROR_STATE, "head.weight is tied");
