@@ -148,9 +148,9 @@ double lse_bound(const shape &s) { return 1e-5 * (1 + s.f.softcap / 16); }
 double lse_error(const std::vector<double> &x, const std::vector<double> &ref, const shape &s) { return error(x, ref, 1, 0, 1, lse_bound(s), 1); }
 // The tolerance of dq and dk. Where a query sees one key, dS is exactly 0, and dq and dk are only the rounding errors of dP, a sequential sum
 // over the n columns of v: n 2^-25 at a magnitude of 1, times the scale, relative to gradients of 0.05. Six times that is allowed in f32 if v
-// has its own head size; in the other shapes the errors stay within `backward`.
+// has its own head size or more than 256 columns; in the other shapes the errors stay within `backward`.
 double scores_bound(const shape &s, double backward) {
-    return s.f.value && s.dtype == TE_f32 ? std::max(backward, 6 * (double)s.value() * std::ldexp(1, -25) / (0.05 * std::sqrt((double)s.dim))) : backward;
+    return (s.f.value || s.dim > 256) && s.dtype == TE_f32 ? std::max(backward, 6 * (double)s.value() * std::ldexp(1, -25) / (0.05 * std::sqrt((double)s.dim))) : backward;
 }
 
 // Whether the kernels of this shape exist for another device only.

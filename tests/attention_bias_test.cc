@@ -185,7 +185,7 @@ void check_bias(const biased &b, const std::vector<int> &lengths, int keys, bool
             else want_l.push_back(want.lse[j]), got_l.push_back(got);
         }
     }
-    const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2, backward = s.dtype == TE_f16 ? 4e-3 : forward;
+    const double forward = s.dtype == TE_f32 ? 1e-5 : s.dtype == TE_f16 ? 1e-3 : 1.6e-2, backward = scores_bound(s, s.dtype == TE_f16 ? 4e-3 : forward);
     const double e[4] = {error(y, want_y, h, 0, h, forward), want_l.empty() ? 0 : lse_error(got_l, want_l, s),
                          error(got_dq, want_dq, qw, 0, qw, backward), error(got_dkv, want_dkv, kvw, 0, kvw, backward)};
     INFO("out " << e[0] << " lse " << e[1] << " dq " << e[2] << " dkv " << e[3]);
