@@ -243,19 +243,19 @@ TEST_CASE("a rank takes no file that others could have written, and none that is
 
 TEST_CASE("what ranks say about their configs") {
     scene s;
-    te__comm_says all[3] = {{1, {2, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 0, 0}, 0, ""}};
+    te__comm_says all[3] = {{1, {2, 1, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 1, 0, 0}, 0, ""}, {1, {2, 1, 1, 1, 0, 0}, 0, ""}};
     CHECK(te__comm_compare(all, 3, TE_OK, s.t) == TE_OK);
     all[2].numbers[0] = 3;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.tensor is 2 on rank 0, and 3 on rank 2");
-    all[2].numbers[0] = 2, all[1].numbers[1] = 2;
+    all[2].numbers[0] = 2, all[1].numbers[2] = 2;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.context is 1 on rank 0, and 2 on rank 1");
-    all[1].numbers[1] = 1, all[2].numbers[2] = 4;
+    all[1].numbers[2] = 1, all[2].numbers[3] = 4;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.pipeline is 1 on rank 0, and 4 on rank 2");
-    all[2].numbers[2] = 1, all[2].numbers[3] = 1;
+    all[2].numbers[3] = 1, all[2].numbers[4] = 1;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.tensor_across_hosts is 0 on rank 0, and 1 on rank 2");
-    all[2].numbers[3] = 0, all[1].numbers[4] = 1;
+    all[2].numbers[4] = 0, all[1].numbers[5] = 1;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "config.hierarchical is 0 on rank 0, and 1 on rank 1");
-    all[1].numbers[4] = 0;
+    all[1].numbers[5] = 0;
     all[1].accepts = 0;
     s.says(te__comm_compare(all, 3, TE_OK, s.t), TE_ERROR_VALUE, "rank 1 of 3 refuses its config");
     te_fail(s.t, TE_ERROR_SHAPE, "its own error");
@@ -298,7 +298,7 @@ TEST_CASE("the groups of all grids have the ranks that they should") {
                     const int size = tensor * context * replicas * stages, ranks = size / stages;
                     std::vector<int> host_of((size_t)size), seen((size_t)size);
                     for (int r = 0; r < size; r++) host_of[(size_t)r] = r * 3 / size;
-                    const te__grid grid = {tensor, context, stages, size, host_of.data(), seen.data()};
+                    const te__grid grid = {tensor, 1, context, stages, size, host_of.data(), seen.data()};
                     const auto same = [&](int kind, int a, int b) {
                         const bool stage = a / ranks == b / ranks, rank = a % ranks == b % ranks, t = a % tensor == b % tensor;
                         const bool host = host_of[(size_t)a] == host_of[(size_t)b];
@@ -334,7 +334,7 @@ TEST_CASE("two levels of the data group") {
         const int size = (int)strlen(c.hosts);
         std::vector<int> host_of((size_t)size), seen((size_t)size);
         for (int r = 0; r < size; r++) host_of[(size_t)r] = c.hosts[r] - 'a';
-        const te__grid grid = {c.tensor, 1, c.pipeline, size, host_of.data(), seen.data()};
+        const te__grid grid = {c.tensor, 1, 1, c.pipeline, size, host_of.data(), seen.data()};
         INFO(c.hosts << ", tensor " << c.tensor);
         CHECK(te__grid_has_levels(&grid) == c.levels);
         for (int r = 0; r < size && c.levels; r++) // a rank's group across hosts has one rank of each host

@@ -67,7 +67,7 @@ struct ranks_of {
             REQUIRE(te_context_create(&h.ctx, 0, 1) == TE_OK);
             memset(&h.comm, 0, sizeof h.comm), memset(&h.peers, 0, sizeof h.peers), memset(&h.state, 0, sizeof h.state);
             h.failed = 0, h.comm.timeout = timeout, h.comm.ctx = &h.ctx, h.peers.max_blocks = 3;
-            h.group = te_group{"test", r, n, nullptr, nullptr, &h.peers, nullptr, &h.comm};
+            h.group = te_group{"test", r, n, 1, nullptr, nullptr, &h.peers, nullptr, nullptr, nullptr, &h.comm};
             te__peer_memory_size(&h.peers, largest, TE_ALL_REDUCE_auto, n);
             h.memory.assign(te__peer_memory_bytes(&h.peers) / 8, ~UINT64_C(0));
             h.peers.state = &h.state, h.peers.failed = &h.failed;
@@ -311,7 +311,7 @@ std::vector<char> pass(host_rank &h, const te_plan *plan, int rows, int batch_ro
 void open_ranks(ranks_of &ranks) {
     for (host_rank &h : ranks.rank) {
         h.group.transport = &by_threads, h.group.handle = &h.peers, h.comm.tensor = h.comm.world = h.group;
-        h.comm.data = te_group{"data", 0, 1, nullptr, nullptr, nullptr, nullptr, &h.comm};
+        h.comm.data = te_group{"data", 0, 1, 1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, &h.comm};
         h.ctx.comm = &h.comm;
     }
 }
