@@ -247,7 +247,7 @@ te_status reduce_through_memory(const te_group *g, void *y, const void *x, int64
     TE_TRY(through_memory(TE_PEER_all_reduce, g, y, x, max_count, t, ctx)); // the largest part that the memory holds
     return reduce_through_memory(g, (char *)y + max_count * size, (const char *)x + max_count * size, count - max_count, t, ctx);
 }
-const te_transport by_threads = {"threads", gather_through_memory, scatter_through_memory, reduce_through_memory, nullptr};
+const te_transport by_threads = {"threads", gather_through_memory, scatter_through_memory, reduce_through_memory, nullptr, nullptr};
 
 // Runs forward, backward and inference of a list on `rows` random rows of a rank. Returns the bytes of y, the saved tensors, dx, the gradients, the
 // extra output `sum` if the list has it, and y and `sum` of inference. Saved FP8 tensors are left out, because a cast stores them transposed and a fused pattern does not.
