@@ -20,7 +20,7 @@ AROUND = r"""
 #include "te/infer.h"
 #include "te/moe.h"
 TE_SEQUENTIAL(a_block, f32, (linear, fc1, 8, 8), (linear, proj, 8, 8))
-static a_block block, embed, h0, fc;
+static a_block block, embed, h0, h1, h2, fc;
 static void use(te_param *p, int model, ...) { (void)p, (void)model; }
 static te_status example(void);
 static te_status example(void) {

@@ -9,7 +9,7 @@
  * and added to this rank's shard. te_adamw with config.shards updates the shards; a checkpoint has whole tensors.
  *
  * Do this:
- *     te_model *blocks[] = {&block[0].model, &block[1].model, &block[2].model};  // described, not bound (bind.h)
+ *     te_model *blocks[] = {&h0.model, &h1.model, &h2.model};                    // described, not bound (bind.h)
  *     te_fsdp_config config = te_fsdp_defaults();
  *     const size_t bytes = te_fsdp_bytes(blocks, 3, &config, &ctx);
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
