@@ -9,12 +9,13 @@
  * and added to this rank's shard. te_adamw with config.shards updates the shards; a checkpoint has whole tensors.
  *
  * Do this:
+ *     te_fsdp fsdp;
  *     te_model *blocks[] = {&h0.model, &h1.model, &h2.model};                    // described, not bound (bind.h)
  *     te_fsdp_config config = te_fsdp_defaults();
  *     const size_t bytes = te_fsdp_bytes(blocks, 3, &config, &ctx);
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
  *     TE_TRY(te_fsdp_init(&fsdp, memory, bytes, blocks, 3, &config, &ctx));      // binds them
- *     for each block: te_fsdp_gather, te_model_randomize, te_fsdp_keep           // or te_checkpoint_load
+ *     ... te_fsdp_gather, te_model_randomize and te_fsdp_keep for each block, or te_checkpoint_load ...
  *     ... te_adamw_init for these and all other models, with config.shards the size of the data group ...
  *     ... each step: forwards and backwards in list order, as always ...
  *     TE_TRY(te_fsdp_finish(&fsdp, &ctx));                                       // before te_adamw_step
