@@ -39,7 +39,7 @@ typedef struct te_transfer {
 enum { TE_EXCHANGE_MAX = 64 };
 /* the largest context group, and the largest pipeline group */
 enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
-/* how many kinds and sizes of NCCL operations a communicator remembers (te_comm.connected) */
+/* how many NCCL operations a communicator remembers, by kind and size (te_comm.connected; te__nccl_signature) */
 enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call

@@ -135,10 +135,15 @@ TE_API te_status te__fsdp_check(te_model *const *models, int count, const te_fsd
         TE_REQUIRE(te_plan_param_bytes(m->plan) ==
                        (size_t)te_plan_param_elements(m->plan) * te_dtype_bytes(m->plan->dtype), ctx, TE_ERROR_DTYPE,
                    "te_fsdp_init: model %d (%s) has weights in another format, (weights, f32)", i, name);
-        for (int k = 0; k < m->param_count; k++)
+        for (int k = 0; k < m->param_count; k++) {
             TE_REQUIRE(!m->param[k].tied, ctx, TE_ERROR_STATE,
                        "te_fsdp_init: model %d (%s): %s.%s is tied to another parameter; leave the list out", i, name,
                        m->param[k].op, m->param[k].field);
+            /* the gradients of copies must be summed over the ranks that hold them; te_fsdp does not do that */
+            TE_REQUIRE(m->param[k].copies == 1, ctx, TE_ERROR_STATE,
+                       "te_fsdp_init: model %d (%s): %d ranks hold the same k and v of %s.%s, option (copies, ..); "
+                       "leave the list out", i, name, m->param[k].copies, m->param[k].op, m->param[k].field);
+        }
         for (int k = 0; k < i; k++)
             TE_REQUIRE(models[k] != m, ctx, TE_ERROR_VALUE, "te_fsdp_init: model %d (%s) is model %d again", i, name,
                        k);

@@ -370,8 +370,10 @@ static void refuses(te_status status, te_status want, const char *words) {
 }
 TE_SEQUENTIAL(fp8, (bf16, (recipe, fp8_delayed)), (linear, w, 64, 64))
 TE_SEQUENTIAL(fp8_f32, (bf16, (recipe, fp8_delayed), (weights, f32)), (linear, w, 64, 64))
+TE_SEQUENTIAL(copied, bf16, (linear, w, 64, 96, (shard, columns), (parts, 3), (copies, 2)))
 static te_status run_refuse(void) {
     static net n;
+    static copied held;
     static fp8 f;
     static fp8_f32 wide;
     te_fsdp other;
@@ -391,6 +393,9 @@ static te_status run_refuse(void) {
     TE_TRY(te_model_describe(&f.model, fp8_plan(), &f.w.weight, 1, &ctx));
     TE_TRY(te_model_describe(&wide.model, fp8_f32_plan(), &wide.w.weight, 1, &ctx));
     refuses(te_fsdp_init(&other, memory, bytes, models, 2, &c, &ctx), TE_ERROR_DTYPE, "model 1 (fp8_f32) has weights in another format");
+    TE_TRY(te_model_describe(&held.model, copied_plan(), &held.w.weight, 1, &ctx));
+    models[1] = &held.model;
+    refuses(te_fsdp_init(&other, memory, bytes, models, 2, &c, &ctx), TE_ERROR_STATE, "2 ranks hold the same k and v of w.weight");
     models[1] = &f.model;
     refuses(te_fsdp_init(&other, memory, bytes, models, 2, &c, &ctx), TE_ERROR_VALUE, "is model 0 again");
     refuses(te_fsdp_init(&other, memory, bytes, models, 1, 0, &ctx), TE_ERROR_NULL, "the config");
