@@ -82,7 +82,7 @@ typedef struct te_fsdp {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The elements of a shard, and of those behind the last one. */
+/* The elements of a shard, and of those after the last one. */
 TE_API int64_t te__fsdp_shard_elements(const te_plan *plan, int ranks) {
     const int64_t all = te_plan_param_elements(plan), shard = te__slice_elements(all, ranks);
     return shard + (all - shard * ranks);
@@ -173,8 +173,8 @@ TE_API void te__fsdp_take_slot(const te__fsdp_list *l) {
     for (int i = l->slot; i < l->of->count; i += l->of->config.slots)
         l->of->list[i].shards.is_gathered = l->of->list[i].is_ahead = 0;
 }
-/* Copy the elements behind the last shard between the slot of list l and its shards. */
-TE_API te_status te__fsdp_copy_behind(const te__fsdp_list *l, int to_slot, te_context *ctx) {
+/* Copy the elements after the last shard between the slot of list l and its shards. */
+TE_API te_status te__fsdp_copy_remainder(const te__fsdp_list *l, int to_slot, te_context *ctx) {
     const te_model_shards *s = &l->shards;
     const size_t size = te_dtype_bytes(l->model->plan->dtype);
     const int64_t behind = s->elements * s->ranks;
@@ -188,7 +188,7 @@ TE_API te_status te__fsdp_gather_now(const te__fsdp_list *l, te_context *ctx) {
     if (s->elements)
         TE_TRY(te_group_all_gather(&l->of->data, (void *)(uintptr_t)l->model->params, s->params, s->elements,
                                    l->model->plan->dtype, ctx));
-    return te__fsdp_copy_behind(l, 1, ctx);
+    return te__fsdp_copy_remainder(l, 1, ctx);
 }
 /* Enqueue, on the stream of the slot, the gather of list l. It begins when the work enqueued so far has run, so passes
  * of the slot's previous list have. */
@@ -392,7 +392,7 @@ TE_API te_status te_fsdp_keep(te_fsdp *f, const te_model *m, te_context *ctx) {
     const size_t bytes = (size_t)s->elements * te_dtype_bytes(m->plan->dtype);
     if (!s->has_weights) return TE_OK;
     TE_TRY(te_copy(ctx, s->params, (const char *)m->params + (size_t)s->rank * bytes, bytes));
-    return te__fsdp_copy_behind(l, 0, ctx);
+    return te__fsdp_copy_remainder(l, 0, ctx);
 }
 /* Make the context's stream wait until the gradients of all backwards so far are reduced. Call this after a step's last
  * backward, before the gradient norm or the optimizer. Errors: a backward of a list has not come to its end. */
