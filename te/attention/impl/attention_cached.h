@@ -2,9 +2,9 @@
  * new keys and values in the cache, which kernels a call runs, and the macro that declares them. te/te.h leaves this
  * file out, because a list that trains has no cache; te/cache/cache.h and te/infer.h include it.
  *
- *     CUDA    On compute capability 9.0 attention_sm90_decode.h for a few new rows, attention_sm90_prefill.h for more;
- *             the latter in 16 bits, under the same conditions as forward (attention_cuda.h). In all other cases the
- *             forward kernel for sm_80, or that for f32, for which another kernel has stored the new rows in the cache.
+ *     CUDA    On compute capability 9.0, in bf16 and f16: attention_sm90_decode.h for a few new rows, and
+ *             attention_sm90_prefill.h for more (conditions: attention_cuda.h, as for forward). In all other cases one
+ *             kernel stores the new rows in the cache, then the forward kernel for sm_80, or that for f32, runs.
  *     host    The forward kernel of attention_host.h, which reads the cache.
  */
 #ifndef TE_ATTENTION_CACHED_H
@@ -91,7 +91,8 @@ TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_sha
     v.head = of / in_head, v.at = of % in_head * 8, v.n = v.d - v.at < 8 ? v.d - v.at : 8;
     return v;
 }
-/* A sequence of the batch: its rows, how many of its tokens are in the cache, or -1, and its page numbers. */
+/* A sequence of the batch: its rows, how many of its tokens are already in the cache (-1 if the sequence does not fit),
+ * and its page numbers. */
 typedef struct te__cache_sequence {
     te_sequence rows;
     int past;
@@ -103,8 +104,8 @@ TE_FN te__cache_sequence te__cache_sequence_of(const te_attention_args *a, const
     q.rows = te_sequence_rows(s, i), q.past = a->cache.past[i], q.pages = te__cache_pages(&a->cache, i);
     return q;
 }
-/* Stores a vector of n elements of dtype t at p[i]. (For te_store8, whose vectors are floats, nvcc 13 splits the store
- * of 16 bytes here into four.) */
+/* Stores a vector of n elements of dtype t at p[i]. (te_store8, which takes floats, is not used here, because nvcc 13
+ * would split its 16-byte store into four stores.) */
 TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int aligned, te_dtype t) {
     float v[8];
 #if TE_CUDA
@@ -118,8 +119,8 @@ TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int ali
     te_vec8_floats(v, e, t);
     te_store8(p, i, v, n, aligned, t);
 }
-/* Copies one vector of TE_CACHE_STORE_AHEAD rows of qkv, from row `row` on, to the cache. Behind the value of the last
- * row of a sequence, also stores zeros (te_attention_cache.zero_rows). */
+/* Copies the vector v of each of TE_CACHE_STORE_AHEAD rows of qkv, beginning with row `row`, to the cache. After the
+ * value of a sequence's last row, also stores rows of zeros (te_attention_cache.zero_rows). */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, te__cache_vector v,
                                   const te__cache_store_shape k) {
     const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
@@ -171,9 +172,10 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
         else for (int j = 0; j < n; j++) to[j] = (uint8_t)(w[j / 4] >> j % 4 * 8);
     }
 }
-/* How the work of the kernel is divided. in_row: how many units `rows` rows of qkv have, where a unit is the key or the
- * value of one head of one row (8 bits), or the same vector of TE_CACHE_STORE_AHEAD rows (other formats); in_block: how
- * many units a block stores. */
+/* How the work of the kernel is divided into units. In the formats of 8 bits, a unit is the key or the value of one
+ * head of one row; in the other formats, it is the same vector of TE_CACHE_STORE_AHEAD consecutive rows. rows: the
+ * number of rows of a unit; in_row: the number of units of `rows` rows of qkv; in_block: the number of units that a
+ * block stores. */
 typedef struct te__cache_store_work { int rows, in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
@@ -258,7 +260,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
             encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
         if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
         te_attention_args args = *a;
-        /* if all sequences have the same number of new rows, none has few */
+        /* If all sequences have the same number of new rows (a->seq, which is more than decode_rows), the decoding
+         * kernel has nothing to do. This is the case without cu_seqlens, or with rows == batch * seq. */
         if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
             args.cache.short_rows = args.seq = decode_rows;
             TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));
@@ -291,8 +294,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }
 #else
-/* Defines name##_launch, which stores the new keys and values in the cache, then runs forward, which reads them
- * there. */
+/* Defines name##_launch, which stores the new keys and values in the cache, then runs forward, which reads keys and
+ * values from the cache. */
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
     TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \

@@ -71,8 +71,8 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
     return TE_OK;
 }
 
-/* ---- kernels as types -------------------------------------------------------------------------------------------- A
- * kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
+/* ---- kernels as types --------------------------------------------------------------------------------------------
+ * A kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
  * BLOCKS (how many blocks must fit on a multiprocessor), args (the struct of the kernel's arguments) and body (the
  * kernel's code). The types te__attn_forward, te__attn_dq and te__attn_dkdv also have ROWS (how many rows of a sequence
  * a block processes), BYTES (the size of a block's shared memory), and `small` (the same for devices with 99 KB of
@@ -222,8 +222,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv: those that one warp computes. 0: the
-     * kernels cannot compute `sum`. */
+    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv, namely the rows that one warp computes.
+     * It is 0 if the kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
@@ -260,9 +260,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
  * pair of query and key. Measurements: docs/notes/attention.md. */
 
-/* The type that holds the sums of dS, the gradient of the scores, for a tile; f32 has another type than bf16 and f16.
- * Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to them, and each(f) calls
- * f(row, column, sum) for each of them. */
+/* The type that holds, for a tile of scores, the sums of the gradient dS. The type for f32 differs from that for bf16
+ * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to them, and
+ * each(f) calls f(row, column, sum) for each of them. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F, LIMIT> {};
 template <int HEADS, int KV_HEADS, int D, class F, int LIMIT>

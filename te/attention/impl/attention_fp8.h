@@ -87,22 +87,23 @@ TE_BOTH int te__attn_fp8_key_of_byte(int column) {
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* Return the factor from a product q k^T of e4m3 numbers to the score in base 2 (times log2(e)), before it is rounded
- * to a power of two (te__attn_fp8_score_unit): it holds if q and k are both scaled such that their amax becomes
- * TE__ATTN_FP8_QK_MAX. q, k: the amax of the two heads. */
+/* Returns the factor by which q k^T, computed from e4m3 numbers, must be multiplied to yield the score times log2(e),
+ * if q and k are both scaled such that their amax becomes TE__ATTN_FP8_QK_MAX. The kernels use this factor rounded to a
+ * power of two (te__attn_fp8_score_unit). q, k: the amax of the two heads. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
 }
-/* Return the factor that converts q k^T of e4m3 numbers to a score in base 2: te__attn_fp8_raw_score_unit rounded up to
- * a power of two, so that f16 represents it exactly (unless it is extremely large or small). */
+/* Returns the factor that the kernels use to convert q k^T of e4m3 numbers to the score times log2(e):
+ * te__attn_fp8_raw_score_unit, rounded up to a power of two, so that f16 represents it exactly. Extremely large or
+ * small factors are not rounded. */
 TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale);
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* Return the scale of q. Because te__attn_fp8_score_unit is rounded up by a factor unit / raw, the scale of q is
- * smaller than TE__ATTN_FP8_QK_MAX / amax by the same factor, so that the score is right. */
+/* Returns the scale of q. Rounding has increased te__attn_fp8_score_unit by the factor unit / raw; to compensate for
+ * this, the scale of q is smaller than TE__ATTN_FP8_QK_MAX / amax by the same factor. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);

@@ -128,10 +128,10 @@ TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= fir
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Return whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. s: the
- * ranges of keys for the tile's queries (te__attn_keys_of); then the tile's keys are the `count` keys from `at` on. Or
- * s: the ranges of queries for its keys (te__attn_queries_of); then its queries are the `count` queries from `at` on.
- * If te__attn_in_tiles has converted s, `at` and `count` count tiles, too. */
+/* Returns whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. If s is
+ * the result of te__attn_keys_of for the tile's queries, the tile's keys are the `count` keys from `at` on. If s is the
+ * result of te__attn_queries_of for the tile's keys, the tile's queries are the `count` queries from `at` on. If
+ * te__attn_in_tiles has converted s to tiles, `at` and `count` are in tiles, too. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }

@@ -10,9 +10,9 @@
  *
  * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma, or above 256 to a
  * multiple of 32. The columns from D on are filled with zeros in shared memory, and are not stored to global memory.
- * Above 256, two warps compute the same scores, and each half the columns of the output, because a thread has too few
- * registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by 16
- * bytes: then a row is an odd number of 16-byte units, so that the 8 rows that an ldmatrix reads are in different
+ * Above 256, two warps compute the same scores, and each of them computes half of the columns of the output, because a
+ * thread has too few registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by
+ * 16 bytes: then a row is an odd number of 16-byte units, so that the 8 rows that an ldmatrix reads are in different
  * banks. With padding, unlike with a swizzle, every address is a register plus a constant.
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
@@ -75,8 +75,9 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
 /* The number of slices into which the columns of an output of head size D are divided: a warp has the accumulators of
  * one slice. */
 template <int D> TE_BOTH constexpr int te__attn_slices(void) { return D > 256 ? 2 : 1; }
-/* The number of columns of a tile in shared memory, those of a slice, and the bytes of one of the tile's rows with
- * padding, for a head size D, which is a multiple of 8. */
+/* For a head size D, which is a multiple of 8: te__attn_columns is the number of columns of a tile in shared memory;
+ * te__attn_slice is the number of columns of a slice; te__attn_row_bytes is the size in bytes of a row of the tile,
+ * with padding. */
 template <int D> TE_BOTH constexpr int te__attn_columns(void) {
     constexpr int UNIT = 16 * te__attn_slices<D>();
     return (D + UNIT - 1) / UNIT * UNIT;
@@ -85,14 +86,14 @@ template <int D> TE_BOTH constexpr int te__attn_slice(void) { return te__attn_co
 template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
-/* ldmatrix.x4 loads a 16 x 16 square of a tile from the addresses of rows, one of which each lane passes. Returns the
- * offset of this lane's row from the first element of the square, in bytes. This is for operand A of
+/* ldmatrix.x4 loads a 16 x 16 square of a tile; each lane passes the address of eight elements of a row. Returns the
+ * offset of this lane's address from the first element of the square, in bytes. This is for operand A of
  * te__attn_product_nt, and for operand B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
 }
-/* The same as te__attn_lane_a for operand B of te__attn_product_nt: returns the offset, in bytes, of the row whose
- * address this lane passes to ldmatrix.x4. */
+/* The same as te__attn_lane_a, but for operand B of te__attn_product_nt: returns the offset, in bytes, of the address
+ * that this lane passes to ldmatrix.x4. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
@@ -177,8 +178,8 @@ TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const 
             }
         }
 }
-/* Initialises the accumulators s of a tile row by row: those in row 16 m + g + 8 h, where g = lane / 4, to
- * start[m][h]. */
+/* Initialises the accumulators s of a tile with one value for each row: start[m][h] in row 16 m + g + 8 h, where g =
+ * lane / 4. */
 template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -212,7 +213,7 @@ template <class F> TE_FN float te__attn_softcapped(float s, float scale) {
     else return 1.0f - 2.0f * te_reciprocal(1.0f + te_exp2(s * (scale * (2 * TE__ATTN_LOG2E / F::SOFTCAP))));
 }
 /* Returns the derivative of tanh at the point where tanh has the value t; 0 if the score is masked (t = -inf). Without
- * softcap: 1. */
+ * softcap, returns 1. */
 template <class F> TE_FN float te__attn_softcap_grad(float t) {
     return F::SOFTCAP > 0 ? fmaxf(1.0f - t * t, 0.0f) : 1.0f;
 }
@@ -574,16 +575,16 @@ struct te__attn_destination {
     int64_t width;      /* the distance from one row to the next, in elements */
     /* the number of rows that lie in the sequence; the rows from this one on are not stored */
     int valid;
-    float *sum;         /* receives, for each column, the sum over the warp's rows; null: sums are not computed */
-    /* null: the numbers are stored in T; else they are multiplied by *scale and stored in e4m3 */
+    float *sum;         /* if not null, receives the sum over the warp's rows for each column */
+    /* If null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */
     const float *scale;
-    /* *amax is raised to the largest magnitude of the stored output, before the multiplication by *scale; null: the
-     * amax is not computed */
+    /* If not null, *amax becomes the maximum of itself and the largest magnitude of the stored rows, before the
+     * multiplication by *scale. */
     float *amax;
 };
-/* Stores a slice of the D columns of each row, which o holds, multiplied by the row's factor. The numbers pass through
- * `tile`, shared memory of this warp, so that each lane can write 16 bytes at a time to global memory. slice: the index
- * of the slice; 0 if there is only one. */
+/* Multiplies each row of o by its element of `factor` and stores it. o holds one slice of the D columns of each row.
+ * The numbers pass through `tile`, shared memory of this warp, so that each lane can write 16 bytes at a time to global
+ * memory. slice: the index of the slice; 0 if there is only one. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_slice<D>() / 8][4],
                                const float (&factor)[M][2], unsigned char *tile, int slice) {

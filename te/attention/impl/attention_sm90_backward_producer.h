@@ -11,8 +11,8 @@
  * in the order in which they reach it (DASH, arXiv 2601.21824):
  *   - causal mask or sliding window: the last key tile of a band is scheduled first. Each key tile begins with the
  *     first tile of queries that sees it, and goes on to the last one.
- *   - full attention (no mask): the same, but each key tile continues with the first tile of queries after the last
- *     one, until it has processed all of them.
+ *   - full attention (no mask): the last key tile of a band is scheduled first. The key tiles begin at different
+ *     tiles of queries, and each continues with the first tile of queries after the last one.
  *   - causal mask and grouped query heads: the first key tile of a band is scheduled first. All key tiles of a head go
  *     from the last tile of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
  * Waiting for the dQ of other key tiles cannot deadlock. With a mask, a block waits only for key tiles that were
@@ -55,8 +55,8 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* the tensor maps of qkv and of dout, which are [batch, seq, width] or, with varlen, [rows,
-                            * width] */
+    /* the tensor maps of qkv and of dout, which are [batch, seq, width] or, with varlen, [rows, width] */
+    CUtensorMap qkv, dout;
     CUtensorMap kv;        /* for cross-attention: the tensor map of keys and values, a tensor [batch, kv_seq, width] */
     te_attention_args a;
     /* the sums of dQ over all key tiles, in f32: [heads, ceil(head_dim / 64), batch * seq, 64]; te__attn_bwd_dq_at
@@ -76,8 +76,8 @@ typedef struct te__attn_bwd_params {
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
      * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
     int items, band;
-    /* 1: dQ may be added in any order (te_context.attention_nondeterministic). Without a mask the order is fixed in any
-     * case, because that is faster there. */
+    /* 1 if dQ may be added in any order (te_context.attention_nondeterministic). Without a mask, the kernel uses the
+     * fixed order even then, because it is faster. */
     int any_order;
     te_sequences sequences;     /* varlen: the packed sequences */
 } te__attn_bwd_params;
@@ -231,8 +231,8 @@ template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT
  * and V. band: the number of key tiles of a band, i.e. of neighbouring key tiles that are scheduled together. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
-    const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
-                                                * last, smaller band */
+    /* the number of key tiles in complete bands; the last band may be smaller, and is then not counted */
+    const int whole = key_tiles / band * band;
     const int first = i / (band * heads) * band;
     const int count = first < whole ? band : key_tiles - whole; /* the number of key tiles of this band */
     const int at = i - first * heads, n = at % count;
@@ -313,8 +313,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        /* the number of key tiles of earlier bands that add their dQ to this tile of queries; to these are added those
-         * of the item's own band that have a larger index */
+        /* `before` is the number of key tiles of earlier bands that add their dQ to this tile of queries. The return
+         * value also counts the key tiles of the item's own band with a larger index, because they are scheduled
+         * first. */
         const int before = item.band_first > t.first ? item.band_first - t.first : 0;
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
@@ -329,7 +330,7 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        /* the last one among the key tiles of the band that begin at this tile of queries or at an earlier one */
+        /* the last key tile of the band that begins at this tile of queries or at an earlier one */
         last < item.band_last ? last : item.band_last;
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
@@ -366,7 +367,7 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     return w;
 }
 /* Advances to the next step of the item (a key tile of one head of K and V), i.e. to the next query head or the next
- * tile of queries. Returns the number of steps that remain, including this one; 0 if there is none. */
+ * tile of queries. Returns the number of steps that remain, including the new one; 0 if there is no further step. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {

@@ -103,7 +103,7 @@ TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int box_bytes, int row
     const uint64_t next_box = (uint64_t)(box_bytes >> 4), next_rows = (uint64_t)(rows8_bytes >> 4);
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* Return the descriptor of a tile with `rows` rows in each box, whose boxes lie one behind the other. */
+/* Returns the descriptor of a tile with `rows` rows in each box, whose boxes are contiguous in shared memory. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     return te__attn_tile_descriptor(address, rows * 128, 1024);
 }
@@ -172,9 +172,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* Loads rows of all columns of a matrix in global memory to shared memory by TMA, as the box of a map of 8 x 64 blocks:
- * [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows; z: the index of the matrix. bar: the
- * mbarrier that counts the bytes that have arrived. */
+/* Loads complete rows of a matrix to shared memory by TMA, with a tensor map that divides the matrix into blocks of 8 x
+ * 64. The layout in shared memory is [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows; z:
+ * the index of the matrix. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_groups(uint32_t to, const CUtensorMap *from, int group, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(to),
