@@ -33,8 +33,7 @@
 
 enum {
     /* The number of places. A place is shared memory for one group (a tile of queries with its keys) and its queries.
-     * With this many places, the producer can pass this many groups to the consumers before they have finished the
-     * first one. */
+     * So the producer can be ahead of the consumers by up to this many groups. */
     TE__DECODE_PLACES = 4,
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of the ring */
 };
@@ -55,8 +54,7 @@ struct te__decode_traits {
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
     /* each warp's maximum and sum of each row */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
-    /* the size in bytes of the merged result of the splits of a group that have been processed so far
-     * (te__decode_held) */
+    /* the size in bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
     /* The size in bytes of a block's shared memory before the stages, which come last. It is a multiple of 128, because
      * the stages are swizzled. */
@@ -546,8 +544,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
-        /* Let the next kernel start only now. If it had started earlier, its loads of weights would have delayed this
-         * kernel's load of the queries. */
+        /* Let the next kernel start only now, so that its loads of weights do not delay this kernel's load of
+         * queries. */
         if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
@@ -582,8 +580,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* Merges the splits of group g in the block's cluster. Called by all consumers after the block has sent the results of
- * its own splits. */
+/* Merges the splits of group g in the cluster. Called by all consumers, after the block has sent its results. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode_group &g, const C &cluster) {
     constexpr int V = te__attn_value_dim<D, F>(), NT = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) / 8;
@@ -688,9 +685,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     te__decode_group g = {};
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
-    /* The kernel after this one assumes that, once all blocks of this kernel have ended, the preceding kernel has
-     * ended, too. Therefore at least one block waits for the preceding kernel even if no block has work; the others
-     * return. */
+    /* The next kernel assumes that the preceding kernel has ended once all blocks of this kernel have ended. So at
+     * least one block must wait for the preceding kernel even if no block has work; the others return. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -746,7 +742,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         }
     };
     /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not
-     * be too many tiles, and the cache must have memory for their partial results. Returns 0 if there are too many
+     * be too many tiles, and the cache must have memory for their partial results. 0 means that there are too many
      * sequences. */
     static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
