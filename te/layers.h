@@ -151,8 +151,8 @@
  * sinks), the router has a bias, and the experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK;
  * it is 127 in the first, third, .. block and -1 in the others. The arguments after TOP_K are options of rope: (base,
  * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
- * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; the output columns of b_fc1 are those of an expert's gate,
- * then those of its up projection. */
+ * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of the output of b_fc1 contains an expert's gate, then
+ * its up projection. */
 #define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, __VA_ARGS__),                   \

@@ -1,4 +1,4 @@
-/* microscaling.h -- the recipes mxfp8 and nvfp4, with which a list trains as it would on a Blackwell GPU.
+/* microscaling.h -- the recipes mxfp8 and nvfp4, with which an op list trains as it would on a Blackwell GPU.
  *
  * Do this:
  *     #include "te/te.h"

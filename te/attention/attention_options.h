@@ -69,10 +69,10 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* Returns T5's bucket for distance = key - query. bidirectional: if 1, half of the buckets are for keys after the
- * query; if 0, keys after the query are treated as distance 0. For keys before the query (and likewise for those after
- * it), the first half of the buckets have one distance each; the others have ranges of distances that grow
- * geometrically up to max_distance, and the last bucket also has all larger distances. The function computes in double,
- * so that the result is the same on both targets and in all kernels. */
+ * query; if 0, keys after the query are treated as distance 0. Of the buckets for one direction, the first half have
+ * one distance each. Each of the others has a range of distances; these ranges grow geometrically up to max_distance.
+ * The last bucket also has all larger distances. The function computes in double, so that the result is the same on
+ * both targets and in all kernels. */
 TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
     const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
     const int first = bidirectional && distance > 0 ? side : 0;
@@ -239,15 +239,15 @@ TE_FN int te__attn_stored_value_dim(int head_dim, te__attn_variant f) {
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
 
-/* The options of an op (attention, ..) or (cross_attention, ..) of a list, as numbers; te_op.options points to them. */
+/* The options of an attention or cross_attention op of an op list, as numbers. te_op.options points to this struct. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
-    float scale; /* the factor of q k^T; 0: 1 / sqrt(head_dim) */
-    /* How many keys before (left) and after (right) its own position a query sees; -1: no bound. With a causal mask,
-     * window_right is 0. */
+    float scale; /* the factor of q k^T, or 0 for 1 / sqrt(head_dim) */
+    /* How many keys before (left) and after (right) its own position a query sees; -1 means no bound. With a causal
+     * mask, window_right is 0. */
     int window_left, window_right;
-    float softcap;                 /* scores become softcap tanh(score / softcap); 0: unchanged */
-    int alibi;                     /* 1: linear biases by distance (te__attn_alibi_slope) */
+    float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
+    int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
     /* These have the same meaning as the options of the same names at the top of this file. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
@@ -263,7 +263,7 @@ typedef struct te_attention_options {
  * scale. */
 typedef enum te_cache_format {
     TE_CACHE_FORMAT_none, /* there is no cache */
-    TE_CACHE_FORMAT_list, /* in the dtype of the list */
+    TE_CACHE_FORMAT_list, /* in the dtype of the op list */
     TE_CACHE_FORMAT_int8, /* integers of -127 to 127 */
     TE_CACHE_FORMAT_e4m3
 } te_cache_format;
@@ -275,8 +275,8 @@ typedef enum te_cache_format {
  * swizzling. A page can then be copied to shared memory unchanged, and can be read there without bank conflicts.
  *
  * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
- * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, rows that are a
- * multiple of 64 bytes long are swizzled, in lists of 16 bits (te__cache_swizzle). */
+ * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, if the op list has a
+ * dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
 typedef struct te_attention_cache {
     void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
     const int32_t *table; /* [sequences of the cache, table_width]: the numbers of the pages of each sequence */
@@ -284,7 +284,7 @@ typedef struct te_attention_cache {
     /* [batch]: how many tokens of each sequence were in the cache before this batch. -1 means that the sequence does
      * not fit, and that its new rows are not stored. */
     const int32_t *past;
-    /* the distance from one page to the next, in elements; in the formats of 8 bits in bytes */
+    /* the distance from one page to the next, in elements or, in the formats of 8 bits, in bytes */
     int64_t page_elements;
     /* page_rows: the number of tokens (rows) of a page; page_shift: its base-2 logarithm, or 31 if each sequence has a
      * single page */
@@ -323,7 +323,7 @@ enum {
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
     /* the largest number of splits of 256 keys in a sequence; longer sequences have larger splits */
     TE_CACHE_SMALL_SPLITS = 16,
-    /* the largest number of blocks of the decoding kernel; two of them run on a multiprocessor at most */
+    /* the largest number of blocks of the decoding kernel, of which at most two run on a multiprocessor */
     TE__DECODE_MAX_BLOCKS = 320,
     /* the largest number of query tiles of a sequence in decoding; it is small, because each tile reads all keys */
     TE__DECODE_MAX_TILES = 4
@@ -341,7 +341,7 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
 /* The number of rows of a query tile in decoding, where a row is one query of one head. group: the number of query
- * heads that share a KV head; the tile has rows of all of them. */
+ * heads that share a KV head; the tile has rows of all these heads. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
 /* Returns the number of query tiles, for each KV head, of a sequence with `rows` new tokens. group: the number of query
  * heads that share a KV head. */
@@ -357,8 +357,8 @@ TE_BOTH int te__decode_tiles(int rows, int group) {
 /* Returns the size of a row of d numbers with its scale: in elements or, in the formats of 8 bits, in bytes. */
 TE_BOTH int te__cache_row_size(int d, int format) { return TE__CACHE_HAS_SCALES(format) ? d + (int)sizeof(float) : d; }
 /* Returns a number s that describes the swizzle of a row: chunk c (16 bytes) of the row is stored where chunk c ^ s
- * would be without a swizzle. 0: the row is not swizzled. key: the index of the row's token; d: the number of elements
- * of the row; t: the dtype of the list. */
+ * would be without a swizzle. If s is 0, the row is not swizzled. key: the index of the row's token; d: the number of
+ * elements of the row; t: the dtype of the op list. */
 TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
@@ -468,9 +468,9 @@ typedef struct te_attention_args {
     int batch, seq;
     /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
     float scale;
-    /* The arguments of dropout. rng: the random state of this forward pass, in target memory; null: nothing is dropped
-     * (inference). id: the index of the op, so that ops drop different elements. whole: the position of this rank's
-     * heads among those of all ranks. */
+    /* The arguments of dropout. rng: the random state of this forward pass, in target memory; if null, nothing is
+     * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: the position of
+     * this rank's heads among those of all ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
@@ -484,7 +484,8 @@ typedef struct te_attention_args {
      * (attention_mask.h). */
     /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
     const void *kv;
-    /* backward: output, the gradient of kv, of the same shape; every element is written; null: it is not computed */
+    /* backward: output, the gradient of kv, of the same shape. Every element is written. If null, the gradient is not
+     * computed. */
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative

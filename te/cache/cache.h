@@ -67,12 +67,12 @@ TE_API const te_attention_options *te__cached_options(const te_op *op) {
 TE_API te_cache_format te__cache_format_of(const te_op *op) {
     return (te_cache_format)((unsigned)(op->flags & TE_IS_CACHED) >> TE_CACHE_FORMAT_SHIFT);
 }
-/* Return the size of an element of a cache in bytes. dtype: that of the list. */
+/* Return the size of an element of a cache in bytes. dtype: the dtype of the op list. */
 TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
     return TE__CACHE_HAS_SCALES(format) ? 1 : te_dtype_bytes(dtype);
 }
 /* Return the number of bytes that an attention stores in the cache for each token: its keys and values of all heads,
- * and their scales. dtype: that of the list. */
+ * and their scales. dtype: the dtype of the op list. */
 TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     const te_attention_options *o = te__cached_options(op);
     const int format = (int)te__cache_format_of(op);

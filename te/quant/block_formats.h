@@ -136,9 +136,9 @@ TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int
         q[i + 16] = (int8_t)((low[i] >> 4 | (int)((bits >> (i + 16) & 1u) << 4)) - zero);
     }
 }
-/* Unpack the eight scales and mins of q4_k and q5_k, 6 bits each, from 12 bytes: bytes 0 to 3 and 4 to 7 have scales
- * and mins 0 to 3 in their low 6 bits. Bytes 8 to 11 have the low 4 bits of scales and of mins 4 to 7, whose 2 high
- * bits are those of bytes 0 to 7. */
+/* Unpack the eight scales and eight mins of q4_k and q5_k, 6 bits each, from 12 bytes. Bytes 0 to 3 have scales 0 to 3
+ * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Bytes 8 to 11 have the low 4 bits of scales and mins 4 to 7;
+ * the 2 high bits of these are the 2 high bits of bytes 0 to 7. */
 TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
     for (int i = 0; i < 4; i++) {
         scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;

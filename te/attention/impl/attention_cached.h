@@ -1,6 +1,6 @@
 /* attention_cached.h -- attention over a key-value cache (the option cached), on both targets: the kernel that stores
  * new keys and values in the cache, which kernels a call runs, and the macro that declares them. te/te.h leaves this
- * file out, because a list that trains has no cache; te/cache/cache.h and te/infer.h include it.
+ * file out, because training uses no cache; te/cache/cache.h and te/infer.h include it.
  *
  *     CUDA    On compute capability 9.0, in bf16 and f16: attention_sm90_decode.h for a few new rows, and
  *             attention_sm90_prefill.h for more (conditions: attention_cuda.h, as for forward). In all other cases one
@@ -23,11 +23,11 @@
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
  *     // name, dtype, heads, kv_heads, head_dim, value_dim (0: values are parts of keys), te_cache_format
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
-/* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
- * TE_CACHE_STORE_AHEAD: the number of consecutive rows of which a thread copies the same vector (of up to 8 elements),
- * so that it has several loads in flight and computes the vector's place in a row once; TE_CACHE_STORE_VECTORS: how
- * many such vectors a block copies. In the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the
- * key or the value of one head), and a block rounds TE_CACHE_STORE_ROWS such rows. */
+/* Sizes of the kernel that stores keys and values in a cache. A block has TE_CACHE_STORE_THREADS threads. A thread
+ * copies the same vector (of up to 8 elements) of TE_CACHE_STORE_AHEAD consecutive rows, so that it has several loads
+ * in flight, and computes the vector's place in a row only once. A block copies TE_CACHE_STORE_VECTORS such vectors. In
+ * the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the key or the value of one head), and a
+ * block rounds TE_CACHE_STORE_ROWS such rows. */
 enum {
     TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
     TE_CACHE_STORE_AHEAD = 4,
@@ -230,7 +230,7 @@ struct te__attn_sm90_cached : te__attn_sm90_prefill<T, HEADS, KV_HEADS, D, F> {}
 
 /* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and then
  * `merge` (attention_sm90_decode.h). Otherwise it runs `store` and then `prefill` (attention_sm90_prefill.h) or, where
- * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32: that of
+ * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32, the kernel of
  * attention_simt_f32.h). If only some sequences have few new rows, `decode` runs for these, and `prefill` or `fallback`
  * for the others. So which kernel processes a sequence does not depend on the other sequences of the batch. */
 typedef struct te__attn_cached_kernels {

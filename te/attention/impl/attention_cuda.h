@@ -261,8 +261,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * pair of query and key. Measurements: docs/notes/attention.md. */
 
 /* The type that holds, for a tile of scores, the sums of the gradient dS. The type for f32 differs from that for bf16
- * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to them, and
- * each(f) calls f(row, column, sum) for each of them. */
+ * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to the sums, and
+ * each(f) calls f(row, column, sum) for each sum. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F, LIMIT> {};
 template <int HEADS, int KV_HEADS, int D, class F, int LIMIT>

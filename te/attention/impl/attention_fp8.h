@@ -117,8 +117,8 @@ typedef struct te__attn_fp8_tile {
     const te_attention_args *a;
     te_dtype dtype;
     int all, d;             /* all: the number of heads of q, k and v together; d: head_dim */
-    /* head: the index of the head among those of q, k and v; batch: the sequence; first: the tile's first row within
-     * the sequence */
+    /* head: the index of the head among all heads of q, k and v; batch: the sequence; first: the tile's first row
+     * within the sequence */
     int head, batch, first;
     /* the index in qkv of the first element of this head and sequence */
     int64_t from;
@@ -191,8 +191,8 @@ TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dt
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    /* The index of the head among those of k (`k`) and among those of v (`v`); a negative index means that the head
-     * does not belong to k (v). */
+    /* k, v: the index of the head, counted from the first head of k, and from the first head of v. Heads of q have k <
+     * 0, and only heads of v have v >= 0. */
     const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)

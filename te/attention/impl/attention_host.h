@@ -23,7 +23,8 @@ typedef struct te__attn_call {
     const te_attention_args *a;
     te_dtype dtype;
     int heads, kv_heads, d, dv; /* d: head_dim; dv: the head size of v */
-    int stored_dv;              /* how many elements of a value qkv and the cache have; 0: values are parts of keys */
+    /* how many elements of each value are stored in qkv and the cache; 0 if values are parts of keys */
+    int stored_dv;
     te__attn_variant f;
 } te__attn_call;
 TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype, int heads, int kv_heads, int d,

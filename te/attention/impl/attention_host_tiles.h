@@ -286,7 +286,7 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
 }
 
 /* The score bias of one head. head: the index of the head; shift: te__attn_mask.shift, the number of keys minus the
- * number of queries; dtype: that of a bias table. */
+ * number of queries; dtype: the dtype of a bias table. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;

@@ -1,7 +1,7 @@
 /* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Two kernels run algorithm 2 of
- * FlashAttention-2 (Dao 2023). A block of the dq kernel computes the rows of dQ of a tile of queries, a block of the
- * dkdv kernel those of dK and dV of a tile of keys, so that no additions must be atomic. This file also computes the
- * gradient of a score bias.
+ * FlashAttention-2 (Dao 2023). A block of the dq kernel computes the rows of dQ of a tile of queries, and a block of
+ * the dkdv kernel computes the rows of dK and dV of a tile of keys, so that no atomic additions are needed. This file
+ * also computes the gradient of a score bias.
  *
  *     forward:       S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel:     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K

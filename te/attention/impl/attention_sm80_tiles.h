@@ -354,8 +354,8 @@ template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__
                 if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
             }
 }
-/* Sets masked scores to -inf in a tile of keys by queries, and those of queries past the end of the sequence. key,
- * query: the key and the query of s[0][0][0]. */
+/* In a tile of keys by queries, sets to -inf all masked scores and all scores of queries past the end of the sequence.
+ * key, query: the key and the query of s[0][0][0]. */
 template <int M, int N>
 TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -375,14 +375,14 @@ struct te__attn_head {
     /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
      * query. */
     int64_t width, q;
-    /* Where the head's keys and values are in their tensor (te__attn_kv), and their gradients in theirs (te__attn_dkv).
+    /* Where the head's keys and values are in the tensor of te__attn_kv, and their gradients in that of te__attn_dkv.
      * kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
     /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
      * first row. */
     int64_t out_width, out;
-    /* Where the head's numbers are in lse and delta. row: the offset of the number of the head's first query; rows: the
-     * distance between the numbers of the first queries of two consecutive heads. */
+    /* Where the head's numbers are in lse and delta, which have one number for each query. row: the offset of the
+     * number of the head's first query; rows: the distance from this number to that of the next head's first query. */
     int64_t row, rows;
     /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;

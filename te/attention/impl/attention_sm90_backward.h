@@ -164,9 +164,10 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* ds_full: with clusters of two blocks (TWO_CTA) one thread arrives (arrive.expect_tx), and the phase is
-         * complete when the bytes of dS that the other block sends have arrived; else all consumer warps arrive when
-         * they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster those of both blocks. */
+        /* ds_full: with clusters of two blocks (TWO_CTA), one thread arrives (arrive.expect_tx), and the phase
+         * completes when the bytes of dS that the other block sends have arrived. Without clusters, all consumer warps
+         * arrive when they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster the warps of both
+         * blocks. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);

@@ -76,9 +76,9 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
     }
 }
 /* Called by the second warpgroup: waits until all its threads have read P, and stores dS at the same address. Then one
- * thread sends dS to the other block; whoever waits for ds_full finds the dS of both blocks in shared memory. The
- * memory is free in both blocks: before the first warpgroup stored P, it waited until both blocks had read the dS of
- * step i - 2. */
+ * thread sends dS to the other block. When the mbarrier ds_full completes its phase, the dS of both blocks is in shared
+ * memory. The memory is free in both blocks: before the first warpgroup stored P, it waited until both blocks had read
+ * the dS of step i - 2. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);

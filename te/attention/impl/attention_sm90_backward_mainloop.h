@@ -53,14 +53,14 @@ struct te__attn_bwd_output {
     int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
     int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
-    /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. Null:
-     * the sums are not computed. */
+    /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. If
+     * null, the sums are not computed. */
     float *sum;
     /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
      * another */
     float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
-    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax); null: it is not computed */
+    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax), unless null */
 };
 /* Stores to `sum`, for each of `columns` columns (at most 64), one sum over each group of SUM_ROWS rows. u: this lane's
  * elements of these columns, already rounded to 16 bits. */
@@ -131,7 +131,7 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    /* addresses in shared memory. base: that of the tiles; at: that of the struct te__attn_bwd_shared */
+    /* addresses in shared memory. base: the address of the tiles; at: the address of the struct te__attn_bwd_shared */
     uint32_t base, at;
     int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* with TWO_CTA (clusters of two blocks): the rank of this block in its cluster */

@@ -70,8 +70,8 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    /* the numbers of key tiles and of tiles of queries: without varlen those of one sequence, with varlen those of all
-     * sequences together (te_sequence_tiles) */
+    /* the numbers of key tiles and of tiles of queries, without varlen of one sequence, with varlen of all sequences
+     * together (te_sequence_tiles) */
     int key_tiles, query_tiles;
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
      * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
@@ -112,7 +112,7 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
     /* Signal that the dQ of a step is in shared memory (dq_full), or that its shared memory is free again (dq_empty).
-     * With clusters of two blocks (TWO_CTA) each warpgroup has two mbarriers of either kind. */
+     * With clusters of two blocks (TWO_CTA), each warpgroup has two mbarriers dq_full and two mbarriers dq_empty. */
     uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES];
     /* varlen: the first row and the number of rows of the sequence of each item */
     te_sequence rows[TE__ATTN_BWD_STAGES];
@@ -207,10 +207,11 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 
 /* Return whether -lse / scale and -delta are folded into the products for S and dP. Then all operands get sixteen more
  * columns. Those of Q and dO hold -lse / scale or -delta of each query, split into three terms in bf16 whose sum has
- * all bits of the f32 value; those of K and V hold ones where Q and dO have such a term, and zeros elsewhere. For each
- * tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more wgmma for S and one for
- * dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the bottleneck, take 192 cycles
- * less. Options that need S before lse is subtracted cannot use this, nor can f16, whose range is too small. */
+ * all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a term, and zeros
+ * elsewhere. For each tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more
+ * wgmma for S and one for dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the
+ * bottleneck, take 192 cycles less. Options that need S before lse is subtracted cannot use this, nor can f16, whose
+ * range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -432,10 +433,11 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     else return item.head / KV_HEADS;
 }
 /* Called in full attention (no mask) before a block takes its next item. If the next item may belong to the same band
- * as the current one, the function waits until the block has added every dQ of the current item, for which blocks that
- * process other key tiles of the band may wait. item, i: the current item (a key tile) and its ticket, i.e. its index
- * in the schedule. w: the last two steps of the item. Two warps add dQ, one in the even steps and the other in the odd
- * ones, each in order; so when the dQ of the last two steps has been added, that of all earlier steps has, too. */
+ * as the current one, the function waits until the block has added every dQ of the current item, because blocks that
+ * process other key tiles of the band may be waiting for these additions. item, i: the current item (a key tile) and
+ * its ticket, i.e. its index in the schedule. w: the last two steps of the item. Two warps add dQ, one in the even
+ * steps and the other in the odd steps, each in order; so once the dQ of the last two steps has been added, the dQ of
+ * all earlier steps has been added, too. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {

@@ -108,12 +108,12 @@ typedef struct te__attn_fwd_params {
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* attention sinks: [heads], one logit for each head */
-    const te_rng *rng; /* for dropout: the random state, as in te_attention_args; null: no dropout */
+    const te_rng *rng; /* the random state for dropout (te_attention_args.rng), or null */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
     int slots;              /* with varlen: how many tile indices (te_sequence_tiles) a head has, over all sequences */
-    /* for cross-attention: the number of keys of a sequence. (The tensor map kv is then that of a separate tensor of
+    /* for cross-attention: the number of keys of a sequence. (The tensor map kv then describes a separate tensor of
      * keys and values.) */
     int kv_seq;
 } te__attn_fwd_params;
@@ -126,7 +126,7 @@ template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_va
 template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
 template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
 
-/* A tile of queries. query: its first query; head: its head, numbered sequence * heads + head. */
+/* A tile of queries. query: its first query; head: its head, counted over all sequences (sequence * HEADS + head). */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
 /* Special values of te__attn_work_tile.head. END: there are no more tiles. INVALID: with varlen, this tile index
  * belongs to no tile (te_sequence_tiles), and the block skips it. */
@@ -152,8 +152,8 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* At the barriers `empty` of Q all 128 threads of each consumer warpgroup arrive; at those of K and V one
-             * lane of each of its four warps. */
+            /* All 128 threads of each consumer warpgroup arrive at the barriers `empty` of Q, but only one lane of each
+             * of its four warps arrives at those of K and V. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -303,8 +303,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
  * their mbarriers, and the consumer's current stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    /* q: the address of this warpgroup's rows of Q; q_empty: that of the mbarrier at which it arrives when it has read
-     * them */
+    /* q: the address of this warpgroup's rows of Q; q_empty: the address of the mbarrier at which the warpgroup arrives
+     * when it has read these rows */
     uint32_t q, q_empty;
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;

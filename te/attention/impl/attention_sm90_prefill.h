@@ -38,7 +38,8 @@ typedef struct te__attn_prefill_params {
      * 8, 64], else [pages, page_rows, kv_heads, D], where D is the head size of keys or values */
     te__attn_fwd_value_params maps;
     te_attention_cache cache;
-    int box_rows; /* the number of rows of a box: those of a page, or those of a tile if a page is larger */
+    /* the number of rows of a box: the rows of a page or, if pages are larger than tiles, the rows of a tile */
+    int box_rows;
 } te__attn_prefill_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__

@@ -312,7 +312,8 @@ TE_FN void te__attn_warpgroup_sync(int group) {
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* Returns whether there are kernels for these head sizes. head_dim: that of q and k; value_dim: that of v. */
+/* Returns whether there are kernels for these head sizes. head_dim: the head size of q and k; value_dim: the head size
+ * of v. */
 TE_BOTH constexpr bool te__attn_sm90_supports(int head_dim, int value_dim) {
     return head_dim == value_dim ? head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 192 ||
                                        head_dim == 256

@@ -19,7 +19,7 @@ typedef struct te_cache_layer {
     const te_model *model;
     int op;
     te_cache_format format;
-    /* the distance from the start of one page to the start of the next, in elements of the list's dtype or, in the
+    /* the distance from the start of one page to the start of the next, in elements of the op list's dtype or, in the
      * formats of 8 bits, in bytes */
     int64_t page_elements;
     char *pages;           /* the address of this layer's part of page 0 */
