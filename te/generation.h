@@ -37,8 +37,9 @@ enum {
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
 
 typedef struct te_generation_config {
-    te_model *const *models; /* [count]: the instances of the lists, in the order of the lists; the array and the
-                              * instances must stay where they are */
+    /* [count]: the instances of the op lists, in the order in which they run; the array and the instances must stay
+     * where they are */
+    te_model *const *models;
     int count;
     /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
     te_cache *cache;
@@ -132,7 +133,7 @@ typedef struct te__generation_step {
                               * a bit mask of the tokens in its prompt */
     void *event;             /* a cudaEvent_t; once it completes, the step is done and its results are in host memory */
     int sequences;           /* how many entries of `row` are in use */
-    int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
+    int is_pending;          /* 1 if the step was enqueued, and its results have not been read yet */
 } te__generation_step;
 
 typedef struct te_generation {
@@ -152,8 +153,8 @@ typedef struct te_generation {
     int event_count, event_next;
     te_graph graph[TE__GENERATION_GRAPHS];
     int graph_sequences[TE__GENERATION_GRAPHS], graph_count;
-    void *pinned;  /* the host memory that te_generation_init has page-locked for fast copies; null: none */
-    int is_broken; /* 1: a step has failed half-way, so that the generation can only be closed */
+    void *pinned;  /* the host memory that te_generation_init has page-locked for fast copies, or null */
+    int is_broken; /* 1 if a step has failed half-way, so that the generation can only be closed */
 } te_generation;
 
 /* Return a config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if
@@ -489,9 +490,8 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the largest number of the sequence's tokens in the
-                                                                 * cache; the last generated token is not stored
-                                                                 * there */
+    /* the largest number of the sequence's tokens in the cache, which does not store the last generated token */
+    const int64_t length = (int64_t)r.count + r.max_tokens - 1;
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
     memcpy(s->prompt, r.prompt, (size_t)r.count * sizeof *r.prompt);
@@ -662,8 +662,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* how many rows each sequence has in this step; kept in the array for the step's
-                                    * results, which is still unused */
+    /* how many rows each sequence has in this step; stored in the array for the step's results, still unused here */
+    int32_t *count = s->out.token;
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;

@@ -265,8 +265,8 @@
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 /* Like TE_MIXTRAL_BLOCK and TE_QWEN3_MOE_BLOCK, for a tensor group of N ranks. Each rank has E / N whole experts
  * (expert parallelism); N must divide E, and need not divide F. With _SP, all rows are gathered on each rank before the
- * experts, and the experts' results are summed over the ranks. With _EP, for lists as with _SP, the router sends each
- * row only to the ranks of its experts: (dispatch, all_to_all). */
+ * experts, and the experts' results are summed over the ranks. With _EP, which is for the same lists as _SP, the router
+ * sends each row only to the ranks of its experts: (dispatch, all_to_all). */
 #define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
@@ -396,8 +396,9 @@
  * gated, because this linear then produces two matrices; else 1. */
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* How the list of a block for N ranks begins and ends, and the collectives before and after a tensor-parallel part
- * (attention or the MLP). A layer gets one of these names as FORM; FORM(begin, ..) are the ops that it begins with. */
+/* The forms of a block for N ranks: the ops with which its list begins and ends, and the collectives before and after a
+ * tensor-parallel part (attention or the MLP). A layer macro takes the name of one of these macros as FORM; for
+ * example, FORM(begin, ..) expands to the ops with which the list begins. */
 #define TE__LAYERS_TP(WHAT, ...) TE__LAYERS_TP_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_TP_begin(b, NORM, H, EPS) \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (copy_to_group, b##_enter1)
@@ -433,8 +434,8 @@
 #define TE__LAYERS_SP_NORM_LAST_leave TE__LAYERS_SP_leave
 #define TE__LAYERS_SP_NORM_LAST_end(b, NEXT, NORM, H, EPS) \
     , (output, b##_y), (NORM, NEXT, H, (eps, EPS)), (all_gather, NEXT##_gather)
-/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. FORM, NEXT: see above; NEXT is the name
- * of the norm at the end, or ~. */
+/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. FORM: one of the macros TE__LAYERS_TP,
+ * .. above. NEXT: the name of the norm with which the list ends, or ~ if it does not end with a norm. */
 #define TE__LAYERS_RANKS(FORM, NEXT, b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS,  \
                          DROP, N)                                                                                      \
     FORM(begin, b, NORM, H, EPS), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                               \

@@ -169,8 +169,8 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
 /* Launches the kernel `launch`, which TE_ATTENTION_SINKS_GRAD has defined, to compute partial sums of the gradient of
- * sinks. sum: output (te_sinks_grad_args.sum). heads: the number of heads of the op; here: those in lse and delta.
- * varlen: 1 if the backward that has run with the arguments `a` has the option varlen. */
+ * sinks. sum: output (te_sinks_grad_args.sum). heads: the number of heads of the op; here: which heads are in lse and
+ * delta. varlen: 1 if the backward that has run with the arguments `a` has the option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, te_attention_heads here, int varlen) {
     te_sinks_grad_args s;

@@ -49,7 +49,7 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  * A learnt bias that is added to the score of each pair of a query and a key before the mask. Two layouts:
  *
  *     a table     [heads, queries, keys] (TE_BIAS_heads), or [queries, keys] for all heads (TE_BIAS_shared)
- *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, T5 (Raffel et al. 2020)
+ *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, as in T5 (Raffel et al. 2020)
  *
  *     forward:  S = softcap(scale Q K^T) + B, P = exp(S - lse)
  *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also over
@@ -278,7 +278,7 @@ typedef enum te_cache_format {
  * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, if the op list has a
  * dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
 typedef struct te_attention_cache {
-    void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
+    void *pages;          /* the pages of the cache, [pages, page_elements], or null if there is none */
     const int32_t *table; /* [sequences of the cache, table_width]: the numbers of the pages of each sequence */
     const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
     /* [batch]: how many tokens of each sequence were in the cache before this batch. -1 means that the sequence does
@@ -480,7 +480,7 @@ typedef struct te_attention_args {
      * `batch` sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
-    /* The arguments of cross-attention, kv, dkv and kv_seq. The last query is at the position of the last key
+    /* The arguments of cross-attention are kv, dkv and kv_seq. The last query is at the position of the last key
      * (attention_mask.h). */
     /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
     const void *kv;

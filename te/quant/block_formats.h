@@ -146,8 +146,8 @@ TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[
         min[i + 4] = (uint8_t)(packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4);
     }
 }
-/* Unpack the block b of q4_k (high is null) or q5_k, whose codes are at low and high: bit g of high[i] is the highest
- * bit of code i of group g. */
+/* Unpack the block b of q4_k or q5_k. low: the low 4 bits of its codes; high: null for q4_k; for q5_k, bit g of high[i]
+ * is the highest bit of code i of group g. */
 TE_API void te__codes_k(te__block_codes *c, const uint8_t *b, const uint8_t *high, const uint8_t *low) {
     uint8_t scale[8], min[8];
     const float d = te__read_f16(b), dmin = te__read_f16(b + 2);

@@ -51,8 +51,8 @@ template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(voi
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
-/* Returns an error if te__attn_only_sm90 is true. Called when the kernel for compute capability 9.0 cannot run: all
- * other kernels are then left empty. */
+/* Called when the kernel for compute capability 9.0 cannot run. Returns an error if te__attn_only_sm90 is true, because
+ * all other kernels are then left empty. */
 template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
@@ -119,8 +119,8 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 /* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the size of the kernel's shared
- * memory has been set on device d. Then bit d of `small` is 1 if device d runs code with the smaller tiles, for 99 KB
- * of shared memory. */
+ * memory has been set on device d. In this case, bit d of `small` is 1 if device d runs code with the smaller tiles,
+ * for 99 KB of shared memory. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
 /* The sizes of a kernel's launch: the rows and the threads of a block, and its bytes of shared memory. */
@@ -257,8 +257,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * the sum of each bucket as a partial sum of the gradient.
  *
  * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
- * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
- * pair of query and key. Measurements: docs/notes/attention.md. */
+ * if causal; for the dq and dkdv kernels together, the factor is 14 instead of 4), and writes the gradient once, 4
+ * bytes for each pair of query and key. Measurements: docs/notes/attention.md. */
 
 /* The type that holds, for a tile of scores, the sums of the gradient dS. The type for f32 differs from that for bf16
  * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to the sums, and

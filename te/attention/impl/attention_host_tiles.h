@@ -85,8 +85,9 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which elements, or terms, of a matrix product are needed. All values except TE__ATTN_ALL are for a tile of scores
- * along whose diagonal a causal mask begins. te__attn_product may compute more than what is needed. */
+/* Which elements of a matrix product are needed, or which terms the sums in its elements have. All values except
+ * TE__ATTN_ALL are for a tile of scores that lies on the diagonal of a causal mask. te__attn_product may compute more
+ * than what is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */

@@ -39,7 +39,8 @@ typedef struct te__attn_mask {
 } te__attn_mask;
 
 /* For a block of queries, two ranges of keys: those that at least one of the queries sees, and those that all of the
- * queries see. Or for a block of keys, two ranges of queries, likewise. */
+ * queries see. Or for a block of keys, two ranges of queries: those that see at least one of the keys, and those that
+ * see all of the keys. */
 typedef struct te__attn_range {
     /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
      * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */

@@ -31,8 +31,8 @@
 /* The largest number of bytes of shared memory that the tiles of a block may take: 163 KB, which compute capabilities
  * 8.0, 8.7, 9.0 and 10.x allow, but 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of a kernel's
  * versions a device runs. Therefore the shapes of tiles have the limit as a template parameter, and the member `small`
- * is the shape in code for 99 KB (te__attn_configure chooses it). A program that defines TE_SHARED_BYTES has this limit
- * in all its code. */
+ * is the shape in code for 99 KB (te__attn_configure chooses it). If a program defines TE_SHARED_BYTES, that number is
+ * the limit in all its code. */
 #ifdef TE_SHARED_BYTES
 enum { TE__ATTN_SHARED_SMALL = TE_SHARED_BYTES, TE__ATTN_SHARED = TE_SHARED_BYTES };
 #else
@@ -509,9 +509,9 @@ template <class F> TE_FN void te__attn_drain_copies(int steps) {
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Returns whether the row sees no key at all, which is possible only with these options. sum: the sum of the row's
- * exponentials over all tiles. The output of such a row is 0, and its lse is infinity, so that all its probabilities
- * are 0 in backward. */
+/* Returns whether the row sees no key at all, which is possible only with the options tested below. sum: the sum of the
+ * row's exponentials over all tiles. The output of such a row is 0, and its lse is infinity, so that all its
+ * probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }

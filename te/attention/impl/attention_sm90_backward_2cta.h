@@ -224,7 +224,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS + g->rank * C::BLOCK_KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        /* accumulators. d: of dV or dK; s: of S or dP; dq: of this warpgroup's columns of dQ */
+        /* The accumulators: d for dV or dK, s for S or dP, dq for this warpgroup's columns of dQ. */
         float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         /* a bit mask: bit i is set if all queries of the tile that was processed i steps ago lie in the sequence */

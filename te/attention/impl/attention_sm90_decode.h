@@ -161,8 +161,8 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 /* The contents of a block's shared memory. A place is the memory for one group (a tile of queries with the keys that it
  * sees) that the producer has passed to the consumers, and for the group's queries. */
 struct te__decode_memory {
-    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers, one of either kind
-     * for each stage, which signal that the stage is filled, or that the consumers have read it */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of two arrays of mbarriers, one for
+     * each stage, which signal that the stage is filled (full), or has been read (empty) */
     uint32_t stages, full, empty;
     /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
      * place is filled, or that the consumers have finished its group */
@@ -749,8 +749,8 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         const int fit = TE__DECODE_MAX_TILES * TE__DECODE_TILE_ROWS(GROUP) / GROUP;
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
-    /* Returns how many blocks a cluster for the splits of a group has; 0 if the splits are too many for a cluster, or
-     * the cache has 8 bits. */
+    /* Returns how many blocks form the cluster that processes a group of `splits` splits, or 0 if these are too many
+     * for a cluster, or if the cache has 8 bits. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;

@@ -34,8 +34,9 @@ template <int D, int V> struct te__attn_prefill_traits : te__attn_fwd_traits<D, 
 };
 
 typedef struct te__attn_prefill_params {
-    /* common.kv maps the keys of the cache, and v its values: with WHOLE_ROWS [pages, kv_heads * page_rows / 8, D / 64,
-     * 8, 64], else [pages, page_rows, kv_heads, D], where D is the head size of keys or values */
+    /* The tensor maps of the cache: common.kv for its keys, and v for its values. With WHOLE_ROWS, their dimensions are
+     * [pages, kv_heads * page_rows / 8, D / 64, 8, 64], else [pages, page_rows, kv_heads, D], where D is the head size
+     * of keys or values. */
     te__attn_fwd_value_params maps;
     te_attention_cache cache;
     /* the number of rows of a box: the rows of a page or, if pages are larger than tiles, the rows of a tile */
