@@ -15,8 +15,8 @@
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch memory */
 #include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
 #include "attention_simt_f32.h"      /* f32 on every device */
-#include "attention_sm80_backward.h" /* bf16 and f16 on other devices: backward */
-#include "attention_sm80_forward.h"  /* bf16 and f16 on other devices: forward */
+#include "attention_sm80_backward.h" /* bf16 and f16 in all other cases: backward */
+#include "attention_sm80_forward.h"  /* bf16 and f16 in all other cases: forward */
 
 /* The forward kernel over a cache, for many new rows; defined in attention_cached.h. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;

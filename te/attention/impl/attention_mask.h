@@ -71,12 +71,13 @@ TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 /* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the index of the first of the `count` tokens before `token`, but at least 0; 0 if count < 0 (no bound). */
+/* Returns the index of the first of the `count` tokens before `token`, but at least 0. Returns 0 if count < 0 (no
+ * bound). */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
-/* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq; seq if count < 0
- * (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
+/* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq. Returns seq if
+ * count < 0 (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
  * (te__attn_clamp_end). */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
