@@ -15,10 +15,10 @@
  * (sm_90a).
  *
  * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. An integer changes only
- * the exponent of P, so that the rounding of its fraction does not depend on the row_max of the previous tiles of keys.
- * Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before it is rounded to e4m3. If a
- * head has an infinity, all results that depend on that head are NaN.
+ * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
+ * integer, it changes only the exponent of P, and the rounding of the fraction of P does not depend on the row_max of
+ * the previous tiles of keys. Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before
+ * it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
  *
  * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
  * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.

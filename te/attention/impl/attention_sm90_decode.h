@@ -470,7 +470,7 @@ TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_g
     const int past = w.keys - w.mask.queries;
     return w.keys > 0 && w.mask.queries > 0 ? __ldcg(w.pages + ((unsigned)past >> a->cache.page_shift)) : 0;
 }
-/* The queries of a tile as B fragments, for a cache of 16 or of 8 bits. */
+/* The type of the queries of a tile as B fragments, for a cache in 8 bits (te__decode8_q) or 16 bits (te__decode_q). */
 template <int D, int NT, class F>
 using te__decode_q_of =
     typename te__choose_type<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
@@ -722,9 +722,10 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT>
         traits;
     typedef te_attention_args args;
-    /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds). Up
-     * to head size 128 this is one block more than run there, so that blocks of the merge kernel and of the next kernel
-     * fit beside them. Tiles of 16 rows over a cache of 8 bits need too many registers for that. */
+    /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
+     * Only traits::BLOCKS blocks run there; up to head size 128, BLOCKS is one more, so that blocks of the merge kernel
+     * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need too many registers for
+     * that. */
         static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
