@@ -724,8 +724,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
      * Only traits::BLOCKS blocks run there; up to head size 128, BLOCKS is one more, so that blocks of the merge kernel
-     * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need too many registers for
-     * that. */
+     * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more registers. */
         static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
