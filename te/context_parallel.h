@@ -1,6 +1,6 @@
 /* context_parallel.h -- context parallelism: the ranks of a context group split the sequences of a batch, so that each
- * rank computes, and has activations of, only its part of each sequence. Needed for sequences that are too long for one
- * rank.
+ * rank computes only its part of each sequence, and stores activations only for this part. This is needed for sequences
+ * that are too long for one rank.
  *
  * Do this, on each of the ranks:
  *     #include "te/te.h"
@@ -11,14 +11,15 @@
  *     batch.batch = 2, batch.seq = 65536 / 4, batch.context = 1;
  *     ... forward, backward, te_reduce_gradients, te_adamw_step as always
  *
- * Each sequence is cut into 2 * ranks chunks of the same length, of which a rank has two (te_cp_position). rope and
- * positions know the places of these rows. Ops that work on each row need not know them. The context group is a part of
- * the data group, over which gradients are summed, so the optimizer, te_buckets and ZeRO-1 need not know it either.
- * With batch.context = 0, and on one rank, the list runs on whole sequences.
+ * Each sequence is cut into 2 * ranks chunks of the same length, of which a rank has two (te_cp_position). The ops rope
+ * and positions take the positions of these rows into account; for all ops that process each row by itself nothing
+ * changes. The context group is a part of the data group, over which gradients are summed, so nothing changes for the
+ * optimizer, te_buckets and ZeRO-1 either. With batch.context = 0, and on one rank, the list runs on whole sequences.
  *
- *     (context, gather)      gathers keys and values, with a window only those within it; takes memory for a whole
- *                            sequence
- *     (context, ring)        receives keys and values in steps while it computes; takes memory for two ranks' part
+ *     (context, gather)      gathers all keys and values (with a window, only those within the window); takes memory
+ *                            for a whole sequence
+ *     (context, ring)        receives keys and values in steps while it computes; takes memory for the parts of two
+ *                            ranks
  *     (context, all_to_all)  exchanges rows of all heads for whole sequences of some heads; kv_heads is a multiple of
  *                            the number of ranks
  */

@@ -19,8 +19,8 @@
  *
  * The caller provides all memory. A step allocates nothing, and on CUDA it waits only for the step before it. Steps in
  * which all sequences decode are replayed from captured graphs, for 1, 2, 4, .. sequences. On the host target a step is
- * complete when te_generation_step returns. docs/inference.md says when a sequence has bitwise identical results alone
- * and beside others.
+ * complete when te_generation_step returns. docs/inference.md says when a sequence has bitwise identical results in
+ * every batch.
  */
 #ifndef TE_GENERATION_H
 #define TE_GENERATION_H
@@ -37,8 +37,9 @@ enum {
 /* ---- what the caller passes -------------------------------------------------------------------------------------- */
 
 typedef struct te_generation_config {
-    te_model *const *models; /* [count]: the instances of the lists, in the order of the lists; the array and the
-                              * instances must stay where they are */
+    /* [count]: the instances of the op lists, in the order in which they run; the array and the instances must stay
+     * where they are */
+    te_model *const *models;
     int count;
     /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
     te_cache *cache;
@@ -46,9 +47,9 @@ typedef struct te_generation_config {
     /* The largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
      * and one for each prompt token that it processes. */
     int rows;
-    /* How many pages of the cache all sequences together may fill; 0: all that are free at te_generation_init. */
+    /* How many pages of the cache all sequences together may fill, or 0 for all that are free at te_generation_init. */
     int pages;
-    /* 1: requests may have penalties; this takes sequences * vocabulary * 2 bytes of target memory. */
+    /* 1 if requests may have penalties; this takes sequences * vocabulary * 2 bytes of target memory. */
     int penalties;
     int top;       /* how many of the most likely tokens each event reports (te_generation_event.top_token) */
 } te_generation_config;
@@ -66,18 +67,18 @@ typedef struct te_generation_memory {
 typedef struct te_generation_request {
     const int32_t *prompt; /* [count], in host memory: the prompt's tokens, of which te_generation_add makes a copy */
     int count;
-    int max_tokens; /* the largest number of tokens to generate; 0: as many as the cache's capacity and config.pages
-                     * allow */
+    /* the largest number of tokens to generate, or 0 for as many as the cache's capacity and config.pages allow */
+    int max_tokens;
     float temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
     int top_k;
     uint64_t seed;
     const int32_t *stop; /* [stop_count]: the stop tokens; the sequence ends with the first generated token that is one
                           * of these. te_generation_add copies them */
     int stop_count;      /* at most TE_GENERATION_MAX_STOPS */
-    int prefix, prefix_count; /* if prefix_count is not 0, the first prefix_count tokens of the prompt are in the cache
-                               * already, as the first tokens of sequence `prefix` of the cache. Its index `prefix` must
-                               * be config.sequences or more, and it must stay in the cache until the new sequence has
-                               * ended */
+    /* If prefix_count is not 0, the first prefix_count tokens of the prompt are already in the cache, as the first
+     * tokens of the cache's sequence number `prefix`. `prefix` must be config.sequences or more, and that sequence must
+     * stay in the cache until the new sequence has ended. */
+    int prefix, prefix_count;
     void *user;               /* a pointer that belongs to the caller; the events of the sequence contain it */
 } te_generation_request;
 
@@ -97,8 +98,7 @@ typedef enum te_generation_end { TE_GENERATION_ENDS(TE_GENERATION_END) TE_GENERA
 typedef struct te_generation_event {
     int64_t id;
     void *user;
-    int32_t token; /* the token that was generated; -1: the event has no token and only says that the sequence has
-                    * ended */
+    int32_t token; /* the token that was generated, or -1 if the event only says that the sequence has ended */
     float log_prob;
     te_generation_end end;
     const int32_t *top_token;  /* [config.top]: the tokens to which the model gave the highest probabilities, valid
@@ -133,7 +133,7 @@ typedef struct te__generation_step {
                               * a bit mask of the tokens in its prompt */
     void *event;             /* a cudaEvent_t; once it completes, the step is done and its results are in host memory */
     int sequences;           /* how many entries of `row` are in use */
-    int is_pending;          /* 1: the step was enqueued, and its results have not been read yet */
+    int is_pending;          /* 1 if the step was enqueued, and its results have not been read yet */
 } te__generation_step;
 
 typedef struct te_generation {
@@ -144,17 +144,17 @@ typedef struct te_generation {
     te__generation_step step[2];
     int current;                       /* the index (0 or 1) of the te__generation_step that the next te_generation_step
                                         * fills with inputs */
-    int lag;                           /* 1 (on CUDA): the host reads the results of a step after it has enqueued the
-                                        * next step; 0 (on the host target): the host reads them at once. Tests set it
-                                        * to either value */
+    /* 1 if the host reads the results of a step only after it has enqueued the next step (as on CUDA); 0 if it reads
+     * them at once (as on the host target). Tests set `lag` to either value. */
+    int lag;
     int pages, free_pages, running;
     int64_t next_id;
     te_generation_event *event; /* [sequences]: the events of the last step whose results were read */
     int event_count, event_next;
     te_graph graph[TE__GENERATION_GRAPHS];
     int graph_sequences[TE__GENERATION_GRAPHS], graph_count;
-    void *pinned;  /* the host memory that te_generation_init has page-locked for fast copies; null: none */
-    int is_broken; /* 1: a step has failed half-way, so that the generation can only be closed */
+    void *pinned;  /* the host memory that te_generation_init has page-locked for fast copies, or null */
+    int is_broken; /* 1 if a step has failed half-way, so that the generation can only be closed */
 } te_generation;
 
 /* Return a config with defaults: the generation uses all sequences of the cache, and a step has at most 512 rows or, if
@@ -261,12 +261,14 @@ TE_API size_t te__generation_place_host(te_generation *g, char *memory) {
     }
     return at;
 }
-/* Return how many bytes of target memory te_generation_init needs, aligned to TE_ALIGN; 0: the config is not valid. */
+/* Return how many bytes of target memory, aligned to TE_ALIGN, te_generation_init needs, or 0 if the config is not
+ * valid. */
 TE_API size_t te_generation_bytes(const te_generation_config *config) {
     te__generation_device d;
     return te__generation_describe(&d, config, 0) == TE_OK ? te__generation_place_device(&d, 0) : 0;
 }
-/* Return how many bytes of host memory te_generation_init needs, aligned to TE_ALIGN; 0: the config is not valid. */
+/* Return how many bytes of host memory, aligned to TE_ALIGN, te_generation_init needs, or 0 if the config is not
+ * valid. */
 TE_API size_t te_generation_host_bytes(const te_generation_config *config) {
     te_generation g;
     if (te__generation_describe(&g.device, config, 0) != TE_OK) return 0;
@@ -488,9 +490,8 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    const int64_t length = (int64_t)r.count + r.max_tokens - 1; /* the largest number of the sequence's tokens in the
-                                                                 * cache; the last generated token is not stored
-                                                                 * there */
+    /* the largest number of the sequence's tokens in the cache, which does not store the last generated token */
+    const int64_t length = (int64_t)r.count + r.max_tokens - 1;
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
     memcpy(s->prompt, r.prompt, (size_t)r.count * sizeof *r.prompt);
@@ -550,7 +551,8 @@ TE_IF_USED TE_API te_status te_generation_fork(te_generation *g, int64_t from, c
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Fill entry i of the inputs of a step. rows: how many rows sequence i has in this step; 0: the entry is padding. */
+/* Fill entry i of the inputs of a step. rows: how many rows sequence i has in this step, or 0 if the entry is
+ * padding. */
 TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int i, int rows) {
     te__generation_sequence *s = &g->sequence[i];
     te__generation_input *in = &step->in;
@@ -560,7 +562,7 @@ TE_API void te__generation_fill(te_generation *g, te__generation_step *step, int
     in->flags[i] = !rows ? 0 : TE__GENERATION_TAKES | (decodes ? TE__GENERATION_DECODES : 0) |
                                (emits ? TE__GENERATION_EMITS : 0) | (s->is_new ? TE__GENERATION_NEW : 0);
     in->past[i] = s->length, in->seed[i] = r->seed;
-    /* A step chooses a token for every sequence. If this sequence does not use it, choose it in the cheapest way
+    /* A step chooses a token for every sequence. If this sequence's token is not used, it is chosen in the cheapest way
      * (greedy). */
     in->temperature[i] = emits ? r->temperature : 0, in->top_k[i] = emits ? r->top_k : 0;
     in->top_p[i] = emits ? r->top_p : 1, in->min_p[i] = emits ? r->min_p : 0;
@@ -636,8 +638,8 @@ TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     return k;
 }
 /* A step needs a graph for as many sequences as the highest index of a running sequence requires. As long as a smaller
- * graph would suffice for the number of running sequences, move the one with the highest index to the lowest free
- * index. */
+ * graph would suffice for the number of running sequences, the function moves the running sequence with the highest
+ * index to the lowest free index. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -660,8 +662,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    int32_t *count = s->out.token; /* how many rows each sequence has in this step; kept in the array for the step's
-                                    * results, which is still unused */
+    /* how many rows each sequence has in this step; stored in the array for the step's results, still unused here */
+    int32_t *count = s->out.token;
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);
     if (!b.rows) return TE_OK;
@@ -685,7 +687,7 @@ TE_API te_generation_end te__generation_end_of(int code, int is_last) {
            : is_last                                                             ? TE_GENERATION_END_length
                                                                                  : TE_GENERATION_END_runs;
 }
-/* Wait until a step is done, and make events from its results. Sequences that the results end are released. */
+/* Wait until a step is done, and make events from its results. If a result ends a sequence, release that sequence. */
 TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generation_step *step, te_context *ctx) {
     if (!step->is_pending) return TE_OK;
     TE_TRY(te__generation_wait(step, ctx));

@@ -10,8 +10,8 @@
  * autotune them nevertheless, define TE_TUNE before the include. Without TE_TUNE, a program can still load the choices
  * that another program has measured (te_gemm_load).
  *
- * All kinds of lists work. For a list with a collective, also include te/comm/collective.h; for a list under an FP8
- * recipe (fp8_row is made for inference), also include te/optim/recipes.h.
+ * All kinds of op lists can be used. For a list with a collective, also include te/comm/collective.h. For a list under
+ * an FP8 recipe, also include te/optim/recipes.h; the recipe for inference is fp8_row.
  */
 #ifndef TE_INFER_H
 #define TE_INFER_H
@@ -20,7 +20,7 @@
 #define TE_NO_TUNE 1 /* read by te/core/context.h */
 #endif
 
-#include "core/base.h"              /* the checks of the compiler's options, before the first header of the system */
+#include "core/base.h"              /* checks the compiler's options; must precede the first system header */
 
 #include "cache/cache.h"            /* te_cache, (cache, ..) of attention */
 #include "core/version.h"           /* TE_VERSION_MAJOR, TE_VERSION_STRING */

@@ -42,17 +42,17 @@
 
 /* Multi-head latent attention, MLA (DeepSeek-V2, DeepSeek-AI 2024), of a normed input. Keys and values are computed
  * from a latent vector of KV columns, and all heads share the R rotated columns of the keys. SIZES: (HEADS, Q, KV, N,
- * R, V), where a head of q and k has N columns and behind them R rotated ones, a head of v has V, and Q is the width
- * of the compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, with Q 0. ROPE:
- * the options of rope, in parentheses; the files of DeepSeek are interleaved. The arguments after ROPE are options of
- * attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a, b_kv_norm,
- * b_k_b, b_v_b, b_proj. This form expands keys and values.
+ * R, V). A head of q and k has N columns followed by R rotated columns, a head of v has V columns, and Q is the width
+ * of the compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, where Q is 0. ROPE:
+ * the options of rope, in parentheses; DeepSeek's checkpoints need (interleaved, 1). The arguments after ROPE are
+ * options of attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a,
+ * b_kv_norm, b_k_b, b_v_b, b_proj. This form computes keys and values of all heads from the latent vector.
  *     TE_MLA(b0, TE_MLA_QUERY_LORA, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)),
  *            (causal, 1)) */
 #define TE_MLA(b, QUERY, H, SIZES, ROPE, ...) TE__LAYERS_MLA(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
-/* The same function with the same parameters in the absorbed form, for inference (te/moe.h): q is multiplied by b_k_b,
- * and the attention's output by b_v_b, so that the cache has only the KV + R columns of the latent vector and the
- * rotated part of each token. The options of attention must include (scale, (N + R)^(-1/2)). */
+/* Computes the same as TE_MLA, with the same parameters, in the absorbed form, which is for inference (te/moe.h): q is
+ * multiplied by b_k_b, and the attention's output by b_v_b. So the cache has only KV + R columns for each token: the
+ * latent vector and the rotated part of the key. The options of attention must include (scale, (N + R)^(-1/2)). */
 #define TE_MLA_ABSORBED(b, QUERY, H, SIZES, ROPE, ...) \
     TE__LAYERS_MLA_ABSORBED(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
 #define TE_MLA_QUERY(b, H, Q, OUT) (linear, b##_q_b, H, OUT)
@@ -131,9 +131,10 @@
     (attention, b##_attention, HEADS, KV, D), (linear, b##_proj, (HEADS) * (D), H), (add, b##_x1),                   \
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)), TE__LAYERS_EXPERTS(b, H, F, E, TOP_K), (add, b##_x2)
 
-/* DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437): latent attention (TE_MLA), and E experts, of which a token is sent
- * to some by its sigmoid scores plus a learnt bias, beside an MLP for all tokens, the shared experts. F: the inner size
- * of an expert; SHARED: that of the shared experts together. The arguments after E are options of the router:
+/* DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437): latent attention (TE_MLA), E experts, and an MLP for all tokens
+ * (the shared experts). The router chooses the experts of a token by sigmoid scores plus a learnt bias. F: the inner
+ * size of an expert; SHARED: the inner size of the shared experts together. The arguments after E are options of the
+ * router:
  *     TE_DEEPSEEK_BLOCK(b0, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)), 2048, 2048,
  *                       256, (top_k, 8), (groups, 8), (groups_kept, 4), (factor, 2.5f))
  * Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2, b_shared_fc1, b_shared_act, b_shared_fc2. */
@@ -146,11 +147,12 @@
     (linear, b##_shared_fc1, H, 2 * (SHARED)), (swiglu, b##_shared_act), (linear, b##_shared_fc2, SHARED, H),        \
     (add, b##_routed), (add, b##_x2)
 
-/* gpt-oss (OpenAI 2025): biases behind all projections, a learnt logit of each head in the softmax (attention sinks),
- * and a router with a bias, whose experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK, 127 in
- * every second block from the first one on and -1 in the others. The arguments after TOP_K are options of rope: (base,
+/* gpt-oss (OpenAI 2025): all projections have biases, the softmax of each head includes a learnt logit (attention
+ * sinks), the router has a bias, and the experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK;
+ * it is 127 in the first, third, .. block and -1 in the others. The arguments after TOP_K are options of rope: (base,
  * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
- * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of b_fc1 has an expert's gate, then its up. */
+ * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of the output of b_fc1 contains an expert's gate, then
+ * its up projection. */
 #define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, __VA_ARGS__),                   \
@@ -160,13 +162,14 @@
     (expert_linear, b##_fc1, H, 2 * (F), E), (expert_bias, b##_fc1_bias, 2 * (F), E), (clamped_swiglu, b##_act),     \
     (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
 
-/* Llama 4 (Meta AI 2025), a block with experts: the router's weight, the sigmoid of its logit, multiplies the input of
- * the chosen expert, and a shared expert of the same inner size F sees every token. Rope rotates pairs of neighbours.
- * Each head of q and k has a norm (b_heads), which in Llama 4 has no weights: here they stay 1 if te_freeze freezes
- * them. The arguments after TOP_K are options of rope. _NO_ROPE: the blocks without rope and without b_heads, in Llama
- * 4 every fourth one. Attention sees all earlier tokens, as in Llama 4 in sequences of at most 8191 tokens: in longer
- * ones the blocks with rope see chunks of 8192 tokens only, and the others multiply q by a factor that grows with the
- * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+/* Llama 4 (Meta AI 2025), a block with experts. The input of the chosen expert is multiplied by the router's weight,
+ * which is the sigmoid of its logit, and a shared expert of the same inner size F processes every token. Rope rotates
+ * pairs of neighbours. Each head of q and k has a norm (b_heads). In Llama 4 this norm has no weights; here it has
+ * weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options of
+ * rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block. Attention
+ * sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences, its blocks
+ * with rope see only chunks of 8192 tokens, and the others multiply q by a factor that grows with the position. Further
+ * ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
 #define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \
@@ -203,7 +206,7 @@
     TE__LAYERS_MLP(b, gelu_erf, H, F, F, TE__LAYERS_BIAS, (add, b##_x2))
 
 /* The encoder block of BERT (Devlin et al. 2019), with bidirectional attention. It is post-norm: h = norm(x +
- * attention(x)), y = norm(h + mlp(h)), so that each norm (b_norm1, b_norm2) is behind an add and in one step with it.
+ * attention(x)), y = norm(h + mlp(h)), so that each norm (b_norm1, b_norm2) follows an add and is fused with it.
  * Attention takes packed sequences (te_batch.cu_seqlens), too. EPS: eps of the norms; 1e-12f for BERT, 1e-5f for
  * RoBERTa. */
 #define TE_BERT_BLOCK(b, H, F, HEADS, P, EPS)                                                                        \
@@ -231,11 +234,11 @@
 /* ---- tensor-parallel layers, for a tensor group of N ranks ------------------------------------------------------- */
 
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
- * ranks; N must divide HEADS and F. N divides KV, or KV divides N: then N / KV ranks each hold the same heads of k and
- * v, and te_comm_config.copies must be N / KV. In layers with _TP, every rank has all rows. In layers with _SP
- * (sequence parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each rank has only its own
- * rows outside of attention and MLP. The sizes that the macros take are those of the whole model. These lists contain
- * four additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
+ * ranks; N must divide HEADS and F. Also, N must divide KV or KV must divide N. If N is larger than KV, each head of k
+ * and v is held by N / KV ranks, and te_comm_config.copies must be N / KV. In layers with _TP, every rank has all rows.
+ * In layers with _SP (sequence parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each
+ * rank has only its own rows outside of attention and MLP. The sizes that the macros take are those of the whole model.
+ * These lists contain four additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP, ~, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
@@ -260,9 +263,10 @@
     TE__LAYERS_QWEN3(TE__LAYERS_TP, ~, b, H, F, HEADS, KV, D, BASE, N)
 #define TE_QWEN3_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, N) \
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
-/* Here each rank also has E / N of the experts (expert parallelism), all columns of each; N must divide E, and need not
- * divide F. With _SP, all ranks gather all rows in front of the experts, and sum them behind. With _EP, which is for
- * the same lists, the router sends each row only to the ranks of its experts: (dispatch, all_to_all). */
+/* Like TE_MIXTRAL_BLOCK and TE_QWEN3_MOE_BLOCK, for a tensor group of N ranks. Each rank has E / N whole experts
+ * (expert parallelism); N must divide E, and need not divide F. With _SP, all rows are gathered on each rank before the
+ * experts, and the experts' results are summed over the ranks. With _EP, which is for the same lists as _SP, the router
+ * sends each row only to the ranks of its experts: (dispatch, all_to_all). */
 #define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
@@ -280,19 +284,19 @@
 #define TE_GEMMA2_BLOCK_SP(b, H, F, HEADS, KV, D, SCALE, LEFT, N) \
     TE__LAYERS_GEMMA2(b, H, F, HEADS, KV, D, SCALE, LEFT, all_gather, reduce_scatter, N)
 
-/* The same blocks for lists of one block each, of which the second all_reduce of a block is one step with the add and
- * the norm behind it, as the first all_reduce is. To that end the list ends in the first norm of the block behind
- * it, or in the norm behind the last block, with the name NEXT, and lacks b_norm1: the list's x is a norm's output. The
- * residual enters as the extra input b_x1 and leaves as the extra output b_y (te_batch.edges). In front of the first
- * block stands a list that ends in (output, x), (NORM, NEXT, H). With _SP the list ends in (all_gather, NEXT_gather)
- * behind the norm, its x has the rows of all ranks, and the list has no option (rows, shard); in front of the first
- * block stands a list that ends in the same two ops and the all_gather.
+/* Variants of these blocks for models in which each block is a list of its own. In the forms above, the all_reduce at
+ * the end of a list cannot be fused with the norm that follows, because that norm is in the next list. Here the list of
+ * a block therefore ends with the next block's first norm (after the last block: with the norm that follows), whose
+ * name is NEXT, and does not begin with b_norm1; its input x is the output of a norm. The residual is the extra input
+ * b_x1 and the extra output b_y (te_batch.edges). The list before the first block must end in (output, x), (NORM, NEXT,
+ * H). With _SP, both kinds of lists end in (all_gather, NEXT_gather) after that norm, the x of a block has the rows of
+ * all ranks, and the list of a block must not have the option (rows, shard).
  *     TE_SEQUENTIAL(first, bf16, (embedding, tokens, V, H), (output, x), (rmsnorm, next, H))
  *     TE_SEQUENTIAL(block, bf16, TE_LLAMA_BLOCK_TP_NORM_LAST(b, next, H, F, HEADS, KV, D, 500000.0f, 2))
  *     TE_SEQUENTIAL(head, bf16, (linear, logits, H, V))
- * Blocks with a norm behind the collective (TE_GEMMA2_BLOCK_TP) need no such form: all_reduce, norm and add are one
- * step there, and the next block's norm is another step in any case.
- * Under a recipe the other form is better, because b_norm1 can store FP8 for b_qkv only if both are in one list. */
+ * Blocks with a norm directly after the collective (TE_GEMMA2_BLOCK_TP) have no such variant: there the all_reduce is
+ * fused with that norm and the add, and the next block's norm is a separate kernel in any case. Under an FP8 recipe the
+ * forms above are faster, because b_norm1 can store FP8 for b_qkv only if both are in one list. */
 #define TE_TRANSFORMER_LAYER_TP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP_NORM_LAST, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
@@ -376,11 +380,11 @@
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
 #define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* WIDTH / N; or 0, which does not compile as a
                                                                        * width, if N does not divide WIDTH */
-/* KV / N, the kv heads of a rank; or 1 if there are fewer kv heads than ranks, so that N / KV ranks have the same one
- * (TE__LAYERS_COPIES); or 0. */
+/* The number of kv heads of a rank: KV / N, or 1 if there are fewer kv heads than ranks, so that N / KV ranks have the
+ * same head (TE__LAYERS_COPIES). It is 0, which does not compile, if neither of KV and N divides the other. */
 #define TE__LAYERS_KV(KV, N) ((KV) % (N) == 0 ? (KV) / (N) : (N) % (KV) == 0 ? 1 : 0)
 #define TE__LAYERS_COPIES(KV, N) ((KV) % (N) != 0 && (N) % (KV) == 0 ? (N) / (KV) : 1)
-/* The columns of q, k and v of a rank. */
+/* The number of columns of q, k and v together on a rank. */
 #define TE__LAYERS_QKV_COLUMNS(HEADS, KV, D, N) \
     (TE__LAYERS_KV(KV, N) ? (TE__LAYERS_PART(HEADS, N) + 2 * TE__LAYERS_KV(KV, N)) * (D) : 0)
 /* The linear for q, k and v of a tensor-parallel layer; its output columns are divided among the ranks. */
@@ -392,8 +396,9 @@
  * gated, because this linear then produces two matrices; else 1. */
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
-/* How the list of a block for N ranks begins and ends, and the collectives before and after a tensor-parallel part
- * (attention or the MLP). A layer gets one of these names as FORM; FORM(begin, ..) are the ops that it begins with. */
+/* The forms of a block for N ranks: the ops with which its list begins and ends, and the collectives before and after a
+ * tensor-parallel part (attention or the MLP). A layer macro takes the name of one of these macros as FORM; for
+ * example, FORM(begin, ..) expands to the ops with which the list begins. */
 #define TE__LAYERS_TP(WHAT, ...) TE__LAYERS_TP_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_TP_begin(b, NORM, H, EPS) \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (copy_to_group, b##_enter1)
@@ -429,8 +434,8 @@
 #define TE__LAYERS_SP_NORM_LAST_leave TE__LAYERS_SP_leave
 #define TE__LAYERS_SP_NORM_LAST_end(b, NEXT, NORM, H, EPS) \
     , (output, b##_y), (NORM, NEXT, H, (eps, EPS)), (all_gather, NEXT##_gather)
-/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. FORM, NEXT: see above; NEXT is the name
- * of the norm at the end, or ~. */
+/* The ops of a block for N ranks. OPTIONS: the options of rope, in parentheses. FORM: one of the macros TE__LAYERS_TP,
+ * .. above. NEXT: the name of the norm with which the list ends, or ~ if it does not end with a norm. */
 #define TE__LAYERS_RANKS(FORM, NEXT, b, NORM, EPS, ACT, H, F, HALVES, HEADS, KV, D, P, OPTIONS, ROPE, QKV_BIAS, BIAS,  \
                          DROP, N)                                                                                      \
     FORM(begin, b, NORM, H, EPS), TE__LAYERS_QKV(b, H, HEADS, KV, D, N),                                               \

@@ -1,4 +1,4 @@
-/* microscaling.h -- the recipes mxfp8 and nvfp4, with which a list trains as it would on a Blackwell GPU.
+/* microscaling.h -- the recipes mxfp8 and nvfp4, with which an op list trains as it would on a Blackwell GPU.
  *
  * Do this:
  *     #include "te/te.h"
@@ -10,7 +10,7 @@
  * list's dtype (te/linear/impl/linear_microscaled.h). docs/fp8.md has the formats, and what each operand becomes. The
  * recipes are in a header of their own because most programs do not need their kernels, and would compile more slowly
  * with them. te/fp8/microscaled.h has the casts by themselves, also with elements and scales as cuBLASLt reads them;
- * te/gemm/gemm_microscaled.h has GEMMs of these.
+ * te/gemm/gemm_microscaled.h has GEMMs for such operands.
  */
 #ifndef TE_MICROSCALING_H
 #define TE_MICROSCALING_H

@@ -14,7 +14,7 @@
 #ifndef TE_H
 #define TE_H
 
-#include "core/base.h"              /* the checks of the compiler's options, before the first header of the system */
+#include "core/base.h"              /* checks the compiler's options; must precede the first system header */
 
 #include "comm/buckets.h"           /* te_buckets: gradients reduced while backward runs */
 #include "comm/collective.h"        /* all_gather, reduce_scatter, all_reduce, copy_to_group */

@@ -14,13 +14,13 @@
  *     sinks          1: the softmax of each head includes an extra logit, te_attention_args.sinks
  *     only           which CUDA kernels are compiled. 0: all; TE_ATTENTION_SM90_ONLY: only those for sm_90a, if there
  *                    are any; TE_ATTENTION_NO_SM90: all except those for sm_90a
- *     cross          1: cross-attention: the keys and values are in te_attention_args.kv. Not with varlen
+ *     cross          1: cross-attention: the keys and values are in te_attention_args.kv. Excludes varlen
  *     bias           TE_BIAS_heads, _shared, _relative: te_attention_args.bias is added to the scores. bias_dim0: the
  *                    queries of a table, or the buckets; bias_dim1: the keys of a table, or max_distance
  *     max_logit      1: forward stores each row's largest score in te_attention_args.row_max_logit
  *     value          head size of v and of the output; 0: head_dim, as for q and k
- *     fp8_output     1: forward supports te_attention_args.out_scale and amax, backward amax (16 bits); 0: both null
- *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Not with cross
+ *     fp8_output     1: forward supports te_attention_args.out_scale and amax; backward (bf16, f16) supports amax
+ *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Excludes cross
  *     values_in_keys 1: qkv and cache have no v: a value is the first `value` elements of its key. Host, forward only
  */
 #ifndef TE_ATTENTION_OPTIONS_H
@@ -49,7 +49,7 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  * A learnt bias that is added to the score of each pair of a query and a key before the mask. Two layouts:
  *
  *     a table     [heads, queries, keys] (TE_BIAS_heads), or [queries, keys] for all heads (TE_BIAS_shared)
- *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, T5 (Raffel et al. 2020)
+ *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, as in T5 (Raffel et al. 2020)
  *
  *     forward:  S = softcap(scale Q K^T) + B, P = exp(S - lse)
  *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also over
@@ -69,10 +69,10 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* Returns T5's bucket for distance = key - query. bidirectional: if 1, half of the buckets are for keys after the
- * query; if 0, keys after the query are treated as distance 0. For keys before the query (and likewise for those after
- * it), the first half of the buckets have one distance each; the others have ranges of distances that grow
- * geometrically up to max_distance, and the last bucket also has all larger distances. The function computes in double,
- * so that the result is the same on both targets and in all kernels. */
+ * query; if 0, keys after the query are treated as distance 0. Of the buckets for one direction, the first half have
+ * one distance each. Each of the others has a range of distances; these ranges grow geometrically up to max_distance.
+ * The last bucket also has all larger distances. The function computes in double, so that the result is the same on
+ * both targets and in all kernels. */
 TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bidirectional) {
     const int side = bidirectional ? buckets / 2 : buckets, exact = side / 2;
     const int first = bidirectional && distance > 0 ? side : 0;
@@ -139,7 +139,7 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
     return te__attn_drops(w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3], query / 8 % 2, limit);
 }
 
-/* The largest head sizes; the second one is that of attention with values_in_keys. */
+/* The largest supported head sizes. TE_ATTENTION_MAX_LATENT_DIM is the limit with the option values_in_keys. */
 enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = 1024 };
 #define TE__ATTENTION_MAX_DIM(values_in_keys) \
     ((values_in_keys) ? (int)TE_ATTENTION_MAX_LATENT_DIM : (int)TE_ATTENTION_MAX_HEAD_DIM)
@@ -224,7 +224,8 @@ typedef struct te__attn_variant {
     }
 /* The head size of v. */
 TE_FN int te__attn_value_dim(int head_dim, te__attn_variant f) { return f.value ? f.value : head_dim; }
-/* The elements of a value in qkv and in the cache: 0 if values are parts of keys. */
+/* Returns how many elements of each value are stored in qkv and in the cache: none if values are parts of keys
+ * (values_in_keys). */
 TE_FN int te__attn_stored_value_dim(int head_dim, te__attn_variant f) {
     return f.values_in_keys ? 0 : te__attn_value_dim(head_dim, f);
 }
@@ -238,19 +239,20 @@ TE_FN int te__attn_stored_value_dim(int head_dim, te__attn_variant f) {
     static_assert((right) >= TE_ATTENTION_ALL && (right) <= TE_ATTENTION_MAX_SEQ,                                    \
                   "te: attention: right must be 0 to 2^20, or TE_ATTENTION_ALL");
 
-/* The options of an op (attention, ..) or (cross_attention, ..) of a list, as numbers; te_op.options points to them. */
+/* The options of an attention or cross_attention op of an op list, as numbers. te_op.options points to this struct. */
 typedef struct te_attention_options {
     int heads, kv_heads, head_dim, causal;
-    float scale; /* the factor of q k^T; 0: 1 / sqrt(head_dim) */
-    /* How many keys before (left) and after (right) its own position a query sees; -1: no bound. With a causal mask,
-     * window_right is 0. */
+    float scale; /* the factor of q k^T, or 0 for 1 / sqrt(head_dim) */
+    /* How many keys before (left) and after (right) its own position a query sees; -1 means no bound. With a causal
+     * mask, window_right is 0. */
     int window_left, window_right;
-    float softcap;                 /* scores become softcap tanh(score / softcap); 0: unchanged */
-    int alibi;                     /* 1: linear biases by distance (te__attn_alibi_slope) */
-    /* the options of these names, as the head of this file describes them */
+    float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
+    int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
+    /* These have the same meaning as the options of the same names at the top of this file. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
-    /* the elements of a value in a packed row and in a cache: value_dim, or 0 if values are parts of keys */
+    /* how many elements of each value are stored in a row of qkv and in a cache: value_dim, or 0 if values are parts of
+     * keys (values_in_keys) */
     int stored_value_dim;
 } te_attention_options;
 
@@ -261,7 +263,7 @@ typedef struct te_attention_options {
  * scale. */
 typedef enum te_cache_format {
     TE_CACHE_FORMAT_none, /* there is no cache */
-    TE_CACHE_FORMAT_list, /* in the dtype of the list */
+    TE_CACHE_FORMAT_list, /* in the dtype of the op list */
     TE_CACHE_FORMAT_int8, /* integers of -127 to 127 */
     TE_CACHE_FORMAT_e4m3
 } te_cache_format;
@@ -273,16 +275,16 @@ typedef enum te_cache_format {
  * swizzling. A page can then be copied to shared memory unchanged, and can be read there without bank conflicts.
  *
  * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
- * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, rows that are a
- * multiple of 64 bytes long are swizzled, in lists of 16 bits (te__cache_swizzle). */
+ * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, if the op list has a
+ * dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
 typedef struct te_attention_cache {
-    void *pages;          /* the pages of the cache, [pages, page_elements]; null: there is no cache */
+    void *pages;          /* the pages of the cache, [pages, page_elements], or null if there is none */
     const int32_t *table; /* [sequences of the cache, table_width]: the numbers of the pages of each sequence */
     const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
-    /* [batch]: how many tokens of each sequence were in the cache before this batch; -1: the sequence does not fit, and
-     * its new rows are not stored */
+    /* [batch]: how many tokens of each sequence were in the cache before this batch. -1 means that the sequence does
+     * not fit, and that its new rows are not stored. */
     const int32_t *past;
-    /* the distance from one page to the next, in elements; in the formats of 8 bits in bytes */
+    /* the distance from one page to the next, in elements or, in the formats of 8 bits, in bytes */
     int64_t page_elements;
     /* page_rows: the number of tokens (rows) of a page; page_shift: its base-2 logarithm, or 31 if each sequence has a
      * single page */
@@ -294,19 +296,20 @@ typedef struct te_attention_cache {
     float *partials;
     /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
     int decode_rows;
-    /* only for decoding: the number of stages (of 64 keys or values in shared memory) of the kernel's ring buffer; set
-     * when the kernel is launched */
+    /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage has 64 keys or
+     * values. Set when the kernel is launched. */
     int decode_stages;
-    /* only for decoding: 0, or the number of thread blocks of a cluster, which processes one group of a small batch;
-     * set when the kernel is launched */
+    /* Only for decoding: in a small batch, the number of thread blocks of a cluster, where each cluster processes one
+     * group; 0 if there are no clusters. Set when the kernel is launched. */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
-    /* Only for storing new rows: behind the last value of each sequence of the batch, values of 0 are stored up to a
-     * multiple of this many rows, or to the end of the page. 0: none are stored. Set when the kernels are launched. */
+    /* Only for storing new rows: behind the last value of each sequence of the batch, rows of zeros are stored up to a
+     * multiple of this many rows, or to the end of the page. If zero_rows is 0, none are stored. Set when the kernels
+     * are launched. */
     int zero_rows;
-    /* In a batch that the kernel for decoding shares with another kernel: the decoding kernel processes the sequences
-     * of at most this many new rows, the other kernel the rest. 0: one kernel processes all sequences. Set when the
-     * kernels are launched. */
+    /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most this many
+     * new rows, and the other kernel processes the longer ones. 0 means that one kernel processes all sequences. Set
+     * when the kernels are launched. */
     int short_rows;
 } te_attention_cache;
 
@@ -320,13 +323,13 @@ enum {
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
     /* the largest number of splits of 256 keys in a sequence; longer sequences have larger splits */
     TE_CACHE_SMALL_SPLITS = 16,
-    /* the largest number of blocks of the decoding kernel; two of them run on a multiprocessor at most */
+    /* the largest number of blocks of the decoding kernel, of which at most two run on a multiprocessor */
     TE__DECODE_MAX_BLOCKS = 320,
     /* the largest number of query tiles of a sequence in decoding; it is small, because each tile reads all keys */
     TE__DECODE_MAX_TILES = 4
 };
-/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. It depends on nothing
- * else, so that a sequence has bitwise identical results in every batch. */
+/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. The result depends only
+ * on `keys`, not on the batch, so that a sequence has bitwise identical results in every batch. */
 TE_BOTH int te__cache_split_shift(int keys) {
     int shift = TE_CACHE_SPLIT_SHIFT;
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
@@ -338,7 +341,7 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
 /* The number of rows of a query tile in decoding, where a row is one query of one head. group: the number of query
- * heads that share a KV head; the tile has rows of all of them. */
+ * heads that share a KV head; the tile has rows of all these heads. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
 /* Returns the number of query tiles, for each KV head, of a sequence with `rows` new tokens. group: the number of query
  * heads that share a KV head. */
@@ -349,18 +352,18 @@ TE_BOTH int te__decode_tiles(int rows, int group) {
  * not yet divided by the sums of the softmax, and the maximum and the sum of each row. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
-/* Whether each row has a scale, which is so in the formats of 8 bits; a constant expression. */
+/* A constant expression: 1 for the formats of 8 bits, in which each row has a scale, else 0. */
 #define TE__CACHE_HAS_SCALES(format) ((int)(format) >= (int)TE_CACHE_FORMAT_int8)
 /* Returns the size of a row of d numbers with its scale: in elements or, in the formats of 8 bits, in bytes. */
 TE_BOTH int te__cache_row_size(int d, int format) { return TE__CACHE_HAS_SCALES(format) ? d + (int)sizeof(float) : d; }
 /* Returns a number s that describes the swizzle of a row: chunk c (16 bytes) of the row is stored where chunk c ^ s
- * would be without a swizzle. 0: the row is not swizzled. key: the index of the row's token; d: the number of elements
- * of the row; t: the dtype of the list. */
+ * would be without a swizzle. If s is 0, the row is not swizzled. key: the index of the row's token; d: the number of
+ * elements of the row; t: the dtype of the op list. */
 TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
-/* Does what te__cache_row does, if the number of the token's page is known. */
+/* The same as te__cache_row (below), for a caller that already knows the number of the page with the token: `page`. */
 TE_BOTH int64_t te__cache_row_in(const te_attention_cache *c, int page, int64_t head_rows, int key, int d, int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
     const int64_t head = page * c->page_elements + head_rows;
@@ -436,14 +439,14 @@ TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, i
 typedef struct te_attention_args {
     /* the output, [rows, heads * value_dim]; forward writes it, backward reads it */
     void *out;
-    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. Null: it is stored
-     * in the kernels' dtype. */
+    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. If null, the
+     * output is stored in the kernels' dtype. */
     const float *out_scale;
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
-     * included. Forward writes it (null: it does not), backward reads it. */
+     * included. Forward writes lse unless the pointer is null; backward reads it. */
     float *lse;
     /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
-     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). Null: no amax is computed. */
+     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If null, no amax is computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
@@ -458,16 +461,16 @@ typedef struct te_attention_args {
      * column, the sum over <name>_sum_rows rows of dqkv. The sum over all rows of `sum` is the gradient of a bias that
      * is added to qkv. */
     float *sum;
-    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. Null: slower kernels run, which need no
+    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. If null, slower kernels run, which need no
      * scratch memory. */
     void *scratch;
     /* batch: the number of sequences; seq: the number of tokens of each (with cu_seqlens: an upper bound of it) */
     int batch, seq;
     /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
     float scale;
-    /* The arguments of dropout. rng: the random state of this forward pass, in target memory; null: nothing is dropped
-     * (inference). id: the index of the op, so that ops drop different elements. whole: the position of this rank's
-     * heads among those of all ranks. */
+    /* The arguments of dropout. rng: the random state of this forward pass, in target memory; if null, nothing is
+     * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: the position of
+     * this rank's heads among those of all ranks. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
@@ -477,11 +480,12 @@ typedef struct te_attention_args {
      * `batch` sequences of `seq` tokens each. */
     const int32_t *cu_seqlens;
     int rows;
-    /* The arguments of cross-attention, kv, dkv and kv_seq. The last query is at the position of the last key
+    /* The arguments of cross-attention are kv, dkv and kv_seq. The last query is at the position of the last key
      * (attention_mask.h). */
     /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
     const void *kv;
-    /* backward: output, the gradient of kv, of the same shape; every element is written; null: it is not computed */
+    /* backward: output, the gradient of kv, of the same shape. Every element is written. If null, the gradient is not
+     * computed. */
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative

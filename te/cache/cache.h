@@ -41,14 +41,14 @@ enum {
 typedef struct te_cache_config {
     int sequences; /* the number of sequences that the cache can hold at the same time */
     int capacity;  /* the largest number of tokens that a sequence can have in the cache */
-    /* the number of rows (tokens) in a page: a power of two of at least 16. 0: each sequence has a single page, of
+    /* the number of rows (tokens) in a page: a power of two of at least 16, or 0 to give each sequence a single page of
      * `capacity` rows */
     int page_rows;
-    /* the number of pages of the cache; 0: enough for all sequences at their full capacity */
+    /* the number of pages of the cache, or 0 for as many as all sequences need at their full capacity */
     int pages;
     /* The largest number of new tokens per sequence for which the decoding kernel can run, which divides the keys of a
-     * sequence among many blocks. If any sequence of the batch has more new tokens, another kernel runs. Set it to 1,
-     * or to more for speculative decoding. */
+     * sequence among many blocks. Another kernel processes sequences with more new tokens. Set decode_rows to 1, or to
+     * more for speculative decoding. */
     int decode_rows;
 } te_cache_config;
 
@@ -67,12 +67,12 @@ TE_API const te_attention_options *te__cached_options(const te_op *op) {
 TE_API te_cache_format te__cache_format_of(const te_op *op) {
     return (te_cache_format)((unsigned)(op->flags & TE_IS_CACHED) >> TE_CACHE_FORMAT_SHIFT);
 }
-/* Return the size of an element of a cache in bytes. dtype: that of the list. */
+/* Return the size of an element of a cache in bytes. dtype: the dtype of the op list. */
 TE_API size_t te__cache_element_bytes(te_cache_format format, te_dtype dtype) {
     return TE__CACHE_HAS_SCALES(format) ? 1 : te_dtype_bytes(dtype);
 }
 /* Return the number of bytes that an attention stores in the cache for each token: its keys and values of all heads,
- * and their scales. dtype: that of the list. */
+ * and their scales. dtype: the dtype of the op list. */
 TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     const te_attention_options *o = te__cached_options(op);
     const int format = (int)te__cache_format_of(op);
@@ -80,7 +80,8 @@ TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + of_value) *
            (int64_t)te__cache_element_bytes((te_cache_format)format, dtype);
 }
-/* Replaces page_rows and pages of the config, if they are 0, by the numbers that 0 stands for. */
+/* Returns the config with page_rows and pages replaced, where they are 0, by the numbers that 0 stands for
+ * (te_cache_config). */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
     const int64_t all = (int64_t)c.sequences * te_ceil_div(c.capacity, c.page_rows);
@@ -413,9 +414,9 @@ TE_IF_USED TE_API te_status te_cache_begin(te_cache *c, const te_batch *b, te_co
     c->begun_rows = a.of.rows;
     return te__cache_begin_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Shorten sequence `slot` to its first `length` tokens (0: none), and free the pages of its other tokens. A sequence of
- * `length` tokens or fewer stays as it is. If the last page that the sequence keeps is shared and not full, the
- * sequence gets a copy of it. */
+/* Shorten sequence `slot` to its first `length` tokens, and free the pages of its other tokens. `length` may be 0. A
+ * sequence of `length` tokens or fewer stays as it is. If the last page that the sequence keeps is shared and not full,
+ * the sequence gets a copy of it. */
 TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int length, te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, "te_cache_truncate", ctx));
     TE_REQUIRE(length >= 0, ctx, TE_ERROR_VALUE, "te_cache_truncate: length %d", length);

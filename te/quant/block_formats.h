@@ -30,14 +30,15 @@ enum {
     TE_BLOCK_ROW_SCALE = 4     /* bytes of the scale behind each row of int8 */
 };
 
-/* The name of a format, such as "q4_k"; "unknown" for a number that is no format. */
+/* Returns the name of a format, such as "q4_k", or "unknown" if f is not a format. */
 TE_API const char *te_block_name(te_block_format f) {
 #define TE_BLOCK_NAME(token, values, bytes) #token,
     static const char *const names[] = {TE_BLOCK_FORMATS(TE_BLOCK_NAME)};
 #undef TE_BLOCK_NAME
     return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? names[f] : "unknown";
 }
-/* The number of values of a block, and the number of its bytes; 0 for a number that is no format. */
+/* te_block_values returns the number of values of a block, te_block_bytes its size in bytes. Both return 0 if f is not
+ * a format. */
 TE_API int te_block_values(te_block_format f) {
 #define TE_BLOCK_VALUES(token, values, bytes) values,
     static const short count[] = {TE_BLOCK_FORMATS(TE_BLOCK_VALUES)};
@@ -50,20 +51,20 @@ TE_API int te_block_bytes(te_block_format f) {
 #undef TE_BLOCK_BYTES
     return (unsigned)f < (unsigned)TE_BLOCK_COUNT ? count[f] : 0;
 }
-/* The number of bytes of the blocks of the first `cols` values of a row. */
+/* Returns the size in bytes of the blocks that contain the first `cols` values of a row. */
 TE_API size_t te__blocks_bytes(te_block_format f, int64_t cols) {
     const int values = te_block_values(f);
     return values && cols > 0 ? (size_t)(cols / values) * (size_t)te_block_bytes(f) : 0;
 }
-/* The number of bytes of a row of `cols` values; cols must be a multiple of te_block_values. */
+/* Returns the size in bytes of a row of `cols` values; cols must be a multiple of te_block_values. */
 TE_API size_t te_block_row_bytes(te_block_format f, int64_t cols) {
     return te__blocks_bytes(f, cols) + (f == TE_BLOCK_int8 && cols > 0 ? TE_BLOCK_ROW_SCALE : 0);
 }
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Consecutive rows of a weight, in host memory and all in one format, such as a tensor of a GGUF file. `data` need not
- * be aligned. */
+/* Consecutive rows of a weight that are all in the same format and lie in host memory, such as a tensor of a GGUF file.
+ * `data` need not be aligned. */
 typedef struct te_weight_part {
     const void *data;
     te_block_format format;
@@ -91,18 +92,21 @@ TE_API uint32_t te__read_u32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 TE_API float te__read_f32(const uint8_t *p) { return te_float_of_bits(te__read_u32(p)); }
-/* The scale of a row of int8, which lies behind the row's `cols` codes; 1 in all other formats. */
+/* Returns the scale of a row in int8, which is stored behind the row's `cols` codes. Returns 1 for all other
+ * formats. */
 TE_API float te__row_scale(const void *row, int64_t cols, te_block_format f) {
     return f == TE_BLOCK_int8 ? te__read_f32((const uint8_t *)row + cols) : 1.0f;
 }
-/* Whether the format is int4z, whose blocks have zero points, or int4 in blocks of 64 or 128. */
+/* te__block_has_zero_point returns whether the format is int4z, whose blocks have zero points; te__block_is_int4 also
+ * returns 1 for int4 in blocks of 64 or 128. */
 TE_BOTH int te__block_has_zero_point(te_block_format f) {
     return f == TE_BLOCK_int4z_32 || f == TE_BLOCK_int4z_64 || f == TE_BLOCK_int4z_128;
 }
 TE_BOTH int te__block_is_int4(te_block_format f) {
     return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4_128 || te__block_has_zero_point(f);
 }
-/* E8M0: half of 2^(e - 127), by which integers of te__e2m1_twice are multiplied; NaN for e = 255. */
+/* Returns half of 2^(e - 127), which is the value of e as an E8M0 scale; NaN for e = 255. Half of the scale, because it
+ * is multiplied by the integers of te__e2m1_twice. */
 TE_API float te__half_of_e8m0(uint8_t e) {
     return te_float_of_bits(e == 255 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
@@ -111,7 +115,8 @@ TE_API const int8_t *te__e2m1_twice(void) {
     static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     return twice;
 }
-/* The number of values in a group, which have a common scale. Blocks of 64 and 128 values are several groups. */
+/* Returns the number of values of a group, which have a common scale. A block of 64 or 128 values is divided into
+ * groups of 32 with equal scales. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
 /* Return whether the format has offsets besides scales. */
 TE_API int te__block_has_offset(te_block_format f) {
@@ -131,9 +136,9 @@ TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int
         q[i + 16] = (int8_t)((low[i] >> 4 | (int)((bits >> (i + 16) & 1u) << 4)) - zero);
     }
 }
-/* Unpack the eight scales and mins of q4_k and q5_k, 6 bits each, from 12 bytes: bytes 0 to 3 and 4 to 7 have scales
- * and mins 0 to 3 in their low 6 bits. Bytes 8 to 11 have the low 4 bits of scales and of mins 4 to 7, whose 2 high
- * bits are those of bytes 0 to 7. */
+/* Unpack the eight scales and eight mins of q4_k and q5_k, 6 bits each, from 12 bytes. Bytes 0 to 3 have scales 0 to 3
+ * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Bytes 8 to 11 have the low 4 bits of scales and mins 4 to 7;
+ * the 2 high bits of these are the 2 high bits of bytes 0 to 7. */
 TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
     for (int i = 0; i < 4; i++) {
         scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;
@@ -141,8 +146,8 @@ TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[
         min[i + 4] = (uint8_t)(packed[i + 8] >> 4 | packed[i + 4] >> 6 << 4);
     }
 }
-/* Unpack the block b of q4_k (high is null) or q5_k, whose codes are at low and high: bit g of high[i] is the highest
- * bit of code i of group g. */
+/* Unpack the block b of q4_k or q5_k. low: the low 4 bits of its codes; high: null for q4_k; for q5_k, bit g of high[i]
+ * is the highest bit of code i of group g. */
 TE_API void te__codes_k(te__block_codes *c, const uint8_t *b, const uint8_t *high, const uint8_t *low) {
     uint8_t scale[8], min[8];
     const float d = te__read_f16(b), dmin = te__read_f16(b + 2);
@@ -180,8 +185,8 @@ TE_API void te__codes_mxfp4(te__block_codes *c, const uint8_t *b) {
     te__codes_32(c->q, b + 1, 0, 0);
     for (int i = 0; i < 32; i++) c->q[i] = te__e2m1_twice()[c->q[i]];
 }
-/* Unpack the block at b. f: any format with blocks of 32 values or more. The scale of int8, which is that of the row,
- * is left out: it is 1. */
+/* Unpack the block at b. f: any format with blocks of 32 values or more. In int8, whose scale is stored once for each
+ * row, the scale of the unpacked block is 1. */
 TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_format f) {
     if (te__block_is_int4(f))
         te__codes_int4(c, b, f);
@@ -226,8 +231,8 @@ TE_API void te__dequantize_columns(float *y, const void *row, int64_t cols, int6
         for (int v = 0; v < values; v++) y[i + v] = of_row * c.scale[v / group] * (float)c.q[v] + c.offset[v / group];
     }
 }
-/* Convert the row of n values at x to y[n]. x need not be aligned; n must be a multiple of te_block_values(f). Except
- * in int8, whose scale lies behind the row, x may also be any n / te_block_values(f) blocks. */
+/* Convert the row of n values at x to y[n]. x need not be aligned; n must be a multiple of te_block_values(f). x may
+ * also be any n / te_block_values(f) consecutive blocks, except in int8, whose scale is stored behind the whole row. */
 TE_API void te_dequantize_row(float *y, const void *x, int64_t n, te_block_format f) {
     if (n > 0) te__dequantize_columns(y, x, n, 0, n, f);
 }
@@ -265,8 +270,8 @@ TE_API void te__pack_32(uint8_t *low, uint8_t *high, const uint8_t *q) {
     for (int i = 0; i < 32; i++) bits |= (uint32_t)(q[i] >> 4 & 1) << i;
     for (int i = 0; high && i < 4; i++) high[i] = (uint8_t)(bits >> 8 * i & 255);
 }
-/* Quantize a block of `values` values to q4_0, q5_0 or int4. d is such that the value of the largest magnitude gets the
- * lowest code. */
+/* Quantize a block of `values` values to q4_0, q5_0 or int4. d is chosen such that the value of the largest magnitude
+ * gets the lowest code. */
 TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits, int values) {
     uint8_t q[TE_BLOCK_MAX_VALUES];
     const int half = 1 << (bits - 1);
@@ -278,7 +283,8 @@ TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits, int val
     te__write_f16(y, d);
     for (int i = 0; i < values; i += 32) te__pack_32(y + (bits == 5 ? 6 : 2) + i / 2, bits == 5 ? y + 2 : 0, q + i);
 }
-/* Quantize a block to int4z: d covers the values and 0, so that 0 stays 0, and z is the code of 0. */
+/* Quantize a block to int4z. The scale d is chosen such that the codes span all values and 0; the zero point z is the
+ * code of 0, so that zeros stay exact. */
 TE_API void te__quantize_int4z(uint8_t *y, const float *x, int values) {
     uint8_t q[TE_BLOCK_MAX_VALUES];
     float low = 0.0f, high = 0.0f;
@@ -290,9 +296,9 @@ TE_API void te__quantize_int4z(uint8_t *y, const float *x, int values) {
     y[2] = (uint8_t)zero, y[3] = 0;
     for (int i = 0; i < values; i += 32) te__pack_32(y + 4 + i / 2, 0, q + i);
 }
-/* Quantize a block to mxfp4. The scale is the largest power of two by which the largest value fits E2M1, 4 times the
- * scale or more; values above 6 times the scale become 6, as the MX specification says. Each value becomes the nearest
- * E2M1 number, of two equally near ones that with an even code. */
+/* Quantize a block to mxfp4. The scale is the power of two for which the largest magnitude is 4 to 8 times the scale,
+ * as the MX specification says. Each value is divided by the scale and rounded to the nearest E2M1 number, to the one
+ * with the even code in a tie; magnitudes above 6, the largest E2M1 number, become 6. */
 TE_API void te__quantize_mxfp4(uint8_t *y, const float *x) {
     static const float between[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f}; /* of codes i and i + 1 */
     uint8_t q[32];
@@ -337,9 +343,9 @@ TE_API void te__quantize_q8_0(uint8_t *y, const float *x) {
     te__write_f16(y, d);
     for (int i = 0; i < 32; i++) y[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
 }
-/* Compute the scale and the min of a group of a k-quant: x is approximated by scale q - min with q = 0 .. max, and min
- * is not negative. Of nine scales from 0.9 to 1.1 times (largest - smallest) / max, the one with the least squared
- * error is taken. */
+/* Compute the scale and the min of a group of a k-quant, in which x is approximated by scale q - min, with q = 0 .. max
+ * and min >= 0. The function tries nine scales, from 0.9 to 1.1 times (largest - smallest) / max, and takes the one
+ * with the least squared error. */
 TE_API void te__group_search(float *scale, float *min, const float *x, int max) {
     float low = 0.0f, high = x[0], best = INFINITY;
     for (int i = 0; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
@@ -406,7 +412,7 @@ TE_API void te__quantize_q6_k(uint8_t *y, const float *x) {
  * nearest exactly as the Python package gguf and ggml's reference do. The k-quants, which that package does not write,
  * are rounded to nearest with each group's scale found by a search (te__group_search) or, in q6_k, from the group's
  * largest value; llama.cpp's own search finds somewhat better scales. int4 is rounded as q4_0. Because d is in f16,
- * very large values do not fit: in q8_0, those of a magnitude of 65504 * 127 or more. */
+ * values of very large magnitude cannot be represented: in q8_0, 65504 * 127 or more. */
 TE_API void te_quantize_row(void *y, const float *x, int64_t n, te_block_format f) {
     uint8_t *b = (uint8_t *)y;
     const int values = te_block_values(f), bytes = te_block_bytes(f);

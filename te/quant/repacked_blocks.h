@@ -8,20 +8,19 @@
  *     TE_TRY(te_repack_weight(part, memory, &file, cols, &ctx));
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));            // te/plan/bind.h
  *
- * Most blocks are aligned to one or two bytes only. Therefore 16 blocks, those of 16 rows in the same columns, are
- * repacked into a cell of as many bytes, in which codes and scales are separate, and each thread of a warp loads its
- * operands of mma.m16n8k16 as one aligned word or vector:
- *     low     for each group of 32 columns 256 bytes: four bits of all codes (q8_0, int8: 512 bytes, the whole codes).
- *             Of int4 in blocks of 64 and 128, each lane has 16 bytes with the codes of two groups
- *     high    for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes): the codes' other bits
- *     scales  for each row the block's bytes other than codes. Formats of 32 to 128 values: rows 0, 8, 1, 9, 2, 10, ..
- * The cells of a part are in row-major order. Rows are padded with zeros to a multiple of 16. Behind the cells of 16
- * rows of int8 lie the 16 scales of these rows, in f32.
+ * Most blocks are aligned to one or two bytes only. Therefore 16 blocks, from 16 rows and the same columns, are
+ * repacked into a cell of the same number of bytes. A cell has three parts, from which each thread of a warp loads its
+ * operands of mma.m16n8k16 as aligned words or vectors:
+ *     low     four bits of each code: 256 bytes for each group of 32 columns. In q8_0 and int8, eight bits: 512 bytes.
+ *             In int4 with blocks of 64 or 128, two groups are stored together, and each lane has 16 bytes of them.
+ *     high    the other bits of each code: for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes)
+ *     scales  all other bytes of the blocks; in formats of 32 to 128 values, in the order of rows 0, 8, 1, 9, 2, ..
+ * The cells of a weight part are in row-major order. Its rows are padded with zeros to a multiple of 16. In int8, the
+ * scales of 16 rows, in f32, are stored behind the cells of these rows.
  *
- * Of a group (32 columns), each lane of a warp loads 16 codes: with r = lane / 4 and t = lane % 4, those of the rows r
- * and r + 8 in the columns 8 t .. 8 t + 7; in q6_k in 4 t .. 4 t + 3 and 16 + 4 t .. 16 + 4 t + 3. i is the index of a
- * code among the eight that the lane loads of a row. Codes i and i + 1, with an even i, lie 16 bits apart: one mask
- * extracts both.
+ * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
+ * % 4, these are columns 8 t to 8 t + 7 or, in q6_k, 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3. Codes i and i + 1 of
+ * the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -39,8 +38,8 @@ enum {
     TE_REPACKED_STAGING = 4 << 20 /* bytes that te_repack_weight repacks in host memory before it copies them */
 };
 
-/* The beginning of each repacked part in target memory, by which te_use_quantized checks that this memory has been
- * repacked from a part with this format and these sizes. */
+/* The header of each repacked part in target memory. te_use_quantized reads it to check that the memory was repacked
+ * from a part with this format and these sizes. */
 typedef struct te__repacked_header {
     char mark[16];
     int32_t format, reserved;
@@ -50,7 +49,8 @@ typedef struct te__repacked_header {
 /* Return whether a format can be repacked; f32, f16 and bf16 cannot. */
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 TE_BOTH int te__cell_is_8bit(te_block_format f) { return f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8; }
-/* The number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no negative code.
+/* Returns the number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no
+ * negative codes.
  */
 TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
     if (te__block_has_zero_point(f)) return b[2];
@@ -60,8 +60,8 @@ TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
            : f == TE_BLOCK_q4_0 || te__block_is_int4(f) ? 8
                                                         : 0;
 }
-/* The number of bytes in which a cell stores the low bits of the codes of a group, 16 rows by 32 columns, and
- * (te__cell_high_bytes) the codes' high bits. */
+/* te__cell_low_bytes returns how many bytes of a cell hold the low bits of the codes of a group (16 rows by 32
+ * columns), te__cell_high_bytes how many hold their high bits. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return te__cell_is_8bit(f) ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
     return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
@@ -69,17 +69,19 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 
 /* ---- repacking --------------------------------------------------------------------------------------------------- */
 
-/* Where the low bits of group `group` of a cell begin, and the number of bytes from one lane's to the next lane's. */
+/* te__cell_pairs_groups returns whether the low bits of two groups are stored together; te__cell_low_at returns where
+ * the low bits of group `group` begin in a cell, in bytes; te__cell_low_lane returns the distance from the bytes of one
+ * lane to those of the next. */
 TE_BOTH int te__cell_pairs_groups(te_block_format f) { return te__block_is_int4(f) && f != TE_BLOCK_int4z_32; }
 TE_BOTH int te__cell_low_at(te_block_format f, int group) {
     return te__cell_pairs_groups(f) ? group / 2 * 512 + group % 2 * 8 : group * te__cell_low_bytes(f);
 }
 TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
 
-/* Store the E2M1 number with twice the value `twice` in 16 bits, which hold four: number 0 has its sign in bit 15,
- * where bf16 has it, and the three other bits in 8 to 6, the lowest bits of bf16's exponent and the highest of its
- * mantissa. So the number is 2^-126 times its value in bf16. The others have theirs where they take the fewest shifts
- * to get there (te__cell_mxfp4). */
+/* Store an E2M1 number, one of four (`number`) in 16 bits. twice: two times its value. Number 0 has its sign in bit 15,
+ * as a bf16 has, and its other three bits in bits 8 to 6: the two lowest exponent bits and the highest mantissa bit of
+ * a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the value. Numbers 1 to 3 are
+ * stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these positions. */
 TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
     const int magnitude = twice < 0 ? -twice : twice;
@@ -87,10 +89,10 @@ TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     const int bits = (twice < 0) << sign[number] | code << rest[number];
     half[0] |= (uint8_t)(bits & 255), half[1] |= (uint8_t)(bits >> 8);
 }
-/* Store a code of row `row` in column `col` of a group. low, high: where the group's bits lie. Codes of four bits and
- * the low or high four bits of longer ones: a byte has those of both rows of a lane, the first row's in its low half.
- * The other bits of a code of five or six bits are its highest ones in the first row, its lowest ones in the second
- * row, so that a code's bits are adjacent when they are merged (te__cell_codes). */
+/* Store the code of row `row` and column `col` of a group. low, high: the addresses of the group's two parts. A byte of
+ * `low` has four bits of a code of each of the lane's two rows, those of the first row in its low half. If codes have
+ * five or six bits, these are the lowest four bits in the first row and the highest four in the second row; the
+ * remaining bits go to `high`. The bits of a code are then adjacent when te__cell_codes merges them. */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
     const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;
@@ -109,10 +111,10 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
     if (more == 2) high[lane * 4 + i % 2 * 2 + i / 4] |= (uint8_t)(rest << (i / 2 % 2 * 4 + 2 - 2 * upper));
     if (more == 1) high[lane * 2 + i % 2] |= (uint8_t)(rest << (i / 2 * 2 + 1 - upper));
 }
-/* The scales of q4_k and q5_k in a cell: for rows r and r + 8 of the cell 8 bytes with d and dmin of both; then for
- * each lane, which has the scales and mins of both rows for groups 2 t and 2 t + 1, 4 bytes with their low 4 bits: of
- * group 2 t a byte with the mins and a byte with the scales of both rows, then of group 2 t + 1; and 2 bytes with their
- * high 2 bits, one for each group. */
+/* Store the scales of row `row` of a cell in q4_k or q5_k; b: the block of this row. A cell first has, for each pair of
+ * rows r and r + 8, 8 bytes with d and dmin of both rows. Then each lane has 4 bytes with the low 4 bits of scales and
+ * mins: for each of groups 2 t and 2 t + 1, one byte with the mins and one byte with the scales of the lane's two rows.
+ * At the end, each lane has 2 bytes with the high 2 bits, one byte for each of its two groups. */
 TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) {
     uint8_t scale[8], min[8];
     const int upper = row / 8;
@@ -125,7 +127,8 @@ TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) 
         *high |= (uint8_t)(min[g] >> 4 << upper * 2 | scale[g] >> 4 << (4 + upper * 2));
     }
 }
-/* Copy the scales of block b (all its bytes that are no codes) to those of row `row` of a cell. */
+/* Copy the scales of block b, i.e. all its bytes that are not codes, to the place of row `row` among the scales of a
+ * cell. */
 TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te_block_format f) {
     const int paired = row % 8 * 2 + row / 8;
     switch ((int)f) {
@@ -163,7 +166,7 @@ TE_API void te__repack_cell(uint8_t *cell, const uint8_t *b, size_t stride, int 
         te__cell_store_scales(cell + groups * (low + high), row, b, f);
     }
 }
-/* The number of bytes of the cells of a matrix [rows, cols]. */
+/* Returns the size in bytes of the cells of a matrix [rows, cols]. */
 TE_API size_t te__cells_bytes(int64_t rows, int64_t cols, te_block_format f) {
     return (size_t)te_round_up(rows, TE_CELL_ROWS) * te_block_row_bytes(f, cols);
 }
@@ -196,14 +199,14 @@ TE_API size_t te__repacked_part_bytes(const te_weight_part *part, int64_t cols) 
     const size_t bytes = TE_REPACKED_HEADER + te__cells_bytes(part->rows, cols, part->format);
     return (size_t)te_round_up((int64_t)bytes, TE_REPACKED_ALIGN);
 }
-/* The number of bytes of target memory that te_repack_weight needs for the weight w, whose rows have `cols` columns. */
+/* Return how many bytes of target memory te_repack_weight needs for the weight w, whose rows have `cols` columns. */
 TE_API size_t te_repacked_bytes(const te_quantized_weight *w, int64_t cols) {
     size_t bytes = 0;
     for (int i = 0; i < w->parts; i++) bytes += te__repacked_part_bytes(&w->part[i], cols);
     return bytes;
 }
-/* Repack `part` into target memory. staging: host memory of TE_REPACKED_STAGING bytes or, if that is more, of the bytes
- * of the cells of 16 rows. */
+/* Repack `part` into target memory. staging: host memory, at least TE_REPACKED_STAGING bytes and at least as many as
+ * the cells of 16 rows take. */
 TE_API te_status te__repack_part(char *memory, uint8_t *staging, const te_weight_part *part, int64_t cols,
                                  te_context *ctx) {
     const te__repacked_header header = te__repacked_header_of(part, cols);
@@ -222,10 +225,10 @@ TE_API te_status te__repack_part(char *memory, uint8_t *staging, const te_weight
 /* Repack a weight [rows, cols], whose parts lie in host memory, into `memory`, target memory of te_repacked_bytes bytes
  * that is aligned to 16 bytes. part[w->parts]: output, the parts of the repacked weight, which lie in `memory`. Takes
  * some seconds for each 10^9 elements, and waits for the stream. Only for CUDA contexts; the host's GEMM reads the
- * blocks of block_formats.h directly.
- * Errors, before anything is written: TE_ERROR_NULL; TE_ERROR_DEVICE: the context's target is the host; TE_ERROR_VALUE:
- * a part is in f32, f16 or bf16, or in an unknown format; TE_ERROR_SHAPE: a part has no rows, or cols is no multiple of
- * a format's block; TE_ERROR_ALIGNMENT; TE_ERROR_MEMORY. */
+ * blocks of block_formats.h directly. Errors, which are returned before anything is written: TE_ERROR_NULL;
+ * TE_ERROR_DEVICE, if the context's target is the host; TE_ERROR_VALUE, if a part is in f32, f16, bf16 or an unknown
+ * format; TE_ERROR_SHAPE, if a part has no rows, or cols is not a multiple of the block size of a part's format;
+ * TE_ERROR_ALIGNMENT; TE_ERROR_MEMORY. */
 TE_API te_status te_repack_weight(te_weight_part *part, void *memory, const te_quantized_weight *w, int64_t cols,
                                   te_context *ctx) {
     int on_device = TE_CUDA; /* a variable, because with a constant nvcc would warn of unreachable code */

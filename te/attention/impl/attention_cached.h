@@ -1,10 +1,11 @@
 /* attention_cached.h -- attention over a key-value cache (the option cached), on both targets: the kernel that stores
  * new keys and values in the cache, which kernels a call runs, and the macro that declares them. te/te.h leaves this
- * file out, because a list that trains has no cache; te/cache/cache.h and te/infer.h include it.
+ * file out, because training uses no cache; te/cache/cache.h and te/infer.h include it.
  *
- *     CUDA    On compute capability 9.0 attention_sm90_decode.h for a few new rows, attention_sm90_prefill.h for more;
- *             the latter in 16 bits, under the same conditions as forward (attention_cuda.h). In all other cases the
- *             forward kernel for sm_80, or that for f32, for which another kernel has stored the new rows in the cache.
+ *     CUDA    On compute capability 9.0, in bf16 and f16: attention_sm90_decode.h for a few new rows (conditions:
+ *             te__decode_exists), and attention_sm90_prefill.h for more, unless the cache has 8 bits (other conditions:
+ *             attention_cuda.h, as for forward). In all other cases, one kernel stores the new rows in the cache, then
+ *             the forward kernel for sm_80 or, in f32, that of attention_simt_f32.h runs.
  *     host    The forward kernel of attention_host.h, which reads the cache.
  */
 #ifndef TE_ATTENTION_CACHED_H
@@ -23,11 +24,11 @@
  * Do this, at file scope, then call name##_launch before the attention that reads the cache:
  *     // name, dtype, heads, kv_heads, head_dim, value_dim (0: values are parts of keys), te_cache_format
  *     TE_ATTENTION_CACHE_STORE(block_attn_store, bf16, 12, 12, 64, 64, TE_CACHE_FORMAT_list) */
-/* Sizes of the kernel that stores keys and values in a cache. TE_CACHE_STORE_THREADS: the threads of a block;
- * TE_CACHE_STORE_AHEAD: the number of consecutive rows of which a thread copies the same vector (of up to 8 elements),
- * so that it has several loads in flight and computes the vector's place in a row once; TE_CACHE_STORE_VECTORS: how
- * many such vectors a block copies. In the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the
- * key or the value of one head), and a block rounds TE_CACHE_STORE_ROWS such rows. */
+/* Sizes of the kernel that stores keys and values in a cache. A block has TE_CACHE_STORE_THREADS threads. A thread
+ * copies the same vector (of up to 8 elements) of TE_CACHE_STORE_AHEAD consecutive rows, so that it has several loads
+ * in flight, and computes the vector's place in a row only once. A block copies TE_CACHE_STORE_VECTORS such vectors. In
+ * the formats of 8 bits, TE_CACHE_STORE_LANES lanes together round one row (the key or the value of one head), and a
+ * block rounds TE_CACHE_STORE_ROWS such rows. */
 enum {
     TE_CACHE_STORE_THREADS = TE_CUDA ? 128 : 1,
     TE_CACHE_STORE_AHEAD = 4,
@@ -91,7 +92,8 @@ TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_sha
     v.head = of / in_head, v.at = of % in_head * 8, v.n = v.d - v.at < 8 ? v.d - v.at : 8;
     return v;
 }
-/* A sequence of the batch: its rows, how many of its tokens are in the cache, or -1, and its page numbers. */
+/* A sequence of the batch: its rows, how many of its tokens are already in the cache (-1 if the sequence does not fit),
+ * and its page numbers. */
 typedef struct te__cache_sequence {
     te_sequence rows;
     int past;
@@ -103,8 +105,8 @@ TE_FN te__cache_sequence te__cache_sequence_of(const te_attention_args *a, const
     q.rows = te_sequence_rows(s, i), q.past = a->cache.past[i], q.pages = te__cache_pages(&a->cache, i);
     return q;
 }
-/* Stores a vector of n elements of dtype t at p[i]. (For te_store8, whose vectors are floats, nvcc 13 splits the store
- * of 16 bytes here into four.) */
+/* Stores a vector of n elements of dtype t at p[i]. (te_store8, which takes floats, is not used here, because nvcc 13
+ * would split its 16-byte store into four stores.) */
 TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int aligned, te_dtype t) {
     float v[8];
 #if TE_CUDA
@@ -118,8 +120,8 @@ TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int ali
     te_vec8_floats(v, e, t);
     te_store8(p, i, v, n, aligned, t);
 }
-/* Copies one vector of TE_CACHE_STORE_AHEAD rows of qkv, from row `row` on, to the cache. Behind the value of the last
- * row of a sequence, also stores zeros (te_attention_cache.zero_rows). */
+/* Copies the vector v of each of TE_CACHE_STORE_AHEAD rows of qkv, beginning with row `row`, to the cache. After the
+ * value of a sequence's last row, also stores rows of zeros (te_attention_cache.zero_rows). */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, te__cache_vector v,
                                   const te__cache_store_shape k) {
     const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
@@ -171,9 +173,10 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
         else for (int j = 0; j < n; j++) to[j] = (uint8_t)(w[j / 4] >> j % 4 * 8);
     }
 }
-/* How the work of the kernel is divided. in_row: how many units `rows` rows of qkv have, where a unit is the key or the
- * value of one head of one row (8 bits), or the same vector of TE_CACHE_STORE_AHEAD rows (other formats); in_block: how
- * many units a block stores. */
+/* How the work of the kernel is divided into units. In the formats of 8 bits, a unit is the key or the value of one
+ * head of one row; in the other formats, it is the same vector of TE_CACHE_STORE_AHEAD consecutive rows. rows: the
+ * number of rows of a unit; in_row: the number of units of `rows` rows of qkv; in_block: the number of units that a
+ * block stores. */
 typedef struct te__cache_store_work { int rows, in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
@@ -228,7 +231,7 @@ struct te__attn_sm90_cached : te__attn_sm90_prefill<T, HEADS, KV_HEADS, D, F> {}
 
 /* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and then
  * `merge` (attention_sm90_decode.h). Otherwise it runs `store` and then `prefill` (attention_sm90_prefill.h) or, where
- * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32: that of
+ * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32, the kernel of
  * attention_simt_f32.h). If only some sequences have few new rows, `decode` runs for these, and `prefill` or `fallback`
  * for the others. So which kernel processes a sequence does not depend on the other sequences of the batch. */
 typedef struct te__attn_cached_kernels {
@@ -258,7 +261,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
             encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
         if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
         te_attention_args args = *a;
-        /* if all sequences have the same number of new rows, none has few */
+        /* If all sequences have the same number of new rows (a->seq, which is more than decode_rows), the decoding
+         * kernel has nothing to do. This is the case without cu_seqlens, or with rows == batch * seq. */
         if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
             args.cache.short_rows = args.seq = decode_rows;
             TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));
@@ -291,8 +295,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
         return name##_of::launch(ctx, &name##_kernels, a, #name);                                                    \
     }
 #else
-/* Defines name##_launch, which stores the new keys and values in the cache, then runs forward, which reads them
- * there. */
+/* Defines name##_launch, which stores the new keys and values in the cache, then runs forward, which reads keys and
+ * values from the cache. */
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
     TE_ATTENTION_FORWARD_OF(name##_kernel, dtype, heads, kv_heads, head_dim, options)                               \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                        \

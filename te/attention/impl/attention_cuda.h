@@ -15,8 +15,8 @@
 #include "attention_sm90_backward.h" /* bf16 and f16 on compute capability 9.0: backward, which needs scratch memory */
 #include "attention_sm90_forward.h"  /* bf16 and f16 on compute capability 9.0: forward */
 #include "attention_simt_f32.h"      /* f32 on every device */
-#include "attention_sm80_backward.h" /* bf16 and f16 on other devices: backward */
-#include "attention_sm80_forward.h"  /* bf16 and f16 on other devices: forward */
+#include "attention_sm80_backward.h" /* bf16 and f16 in all other cases: backward */
+#include "attention_sm80_forward.h"  /* bf16 and f16 in all other cases: forward */
 
 /* The forward kernel over a cache, for many new rows; defined in attention_cached.h. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;
@@ -51,8 +51,8 @@ template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(voi
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
-/* Returns an error if te__attn_only_sm90 is true. Called when the kernel for compute capability 9.0 cannot run: all
- * other kernels are then left empty. */
+/* Called when the kernel for compute capability 9.0 cannot run. Returns an error if te__attn_only_sm90 is true, because
+ * all other kernels are then left empty. */
 template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
@@ -71,8 +71,8 @@ TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *
     return TE_OK;
 }
 
-/* ---- kernels as types -------------------------------------------------------------------------------------------- A
- * kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
+/* ---- kernels as types --------------------------------------------------------------------------------------------
+ * A kernel is described by a type, which has everything except the kernel's name: THREADS (the threads of a block),
  * BLOCKS (how many blocks must fit on a multiprocessor), args (the struct of the kernel's arguments) and body (the
  * kernel's code). The types te__attn_forward, te__attn_dq and te__attn_dkdv also have ROWS (how many rows of a sequence
  * a block processes), BYTES (the size of a block's shared memory), and `small` (the same for devices with 99 KB of
@@ -119,8 +119,8 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 /* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the size of the kernel's shared
- * memory has been set on device d. Then bit d of `small` is 1 if device d runs code with the smaller tiles, for 99 KB
- * of shared memory. */
+ * memory has been set on device d. In this case, bit d of `small` is 1 if device d runs code with the smaller tiles,
+ * for 99 KB of shared memory. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
 /* The sizes of a kernel's launch: the rows and the threads of a block, and its bytes of shared memory. */
@@ -222,8 +222,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv: those that one warp computes. 0: the
-     * kernels cannot compute `sum`. */
+    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv, namely the rows that one warp computes.
+     * It is 0 if the kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
@@ -257,12 +257,12 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * the sum of each bucket as a partial sum of the gradient.
  *
  * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
- * if causal; the dq and dkdv kernels together take 14 instead of 4), and writes the gradient once, 4 bytes for each
- * pair of query and key. Measurements: docs/notes/attention.md. */
+ * if causal; for the dq and dkdv kernels together, the factor is 14 instead of 4), and writes the gradient once, 4
+ * bytes for each pair of query and key. Measurements: docs/notes/attention.md. */
 
-/* The type that holds the sums of dS, the gradient of the scores, for a tile; f32 has another type than bf16 and f16.
- * Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to them, and each(f) calls
- * f(row, column, sum) for each of them. */
+/* The type that holds, for a tile of scores, the sums of the gradient dS. The type for f32 differs from that for bf16
+ * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to the sums, and
+ * each(f) calls f(row, column, sum) for each sum. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT>
 struct te__attn_dbias_sums : te__attn_dbias_sm80<T, HEADS, KV_HEADS, D, F, LIMIT> {};
 template <int HEADS, int KV_HEADS, int D, class F, int LIMIT>

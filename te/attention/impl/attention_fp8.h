@@ -15,10 +15,10 @@
  * (sm_90a).
  *
  * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. An integer changes only
- * the exponent of P, so that the rounding of its fraction does not depend on the row_max of the previous tiles of keys.
- * Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before it is rounded to e4m3. If a
- * head has an infinity, all results that depend on that head are NaN.
+ * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
+ * integer, it changes only the exponent of P, and the rounding of the fraction of P does not depend on the row_max of
+ * the previous tiles of keys. Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before
+ * it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
  *
  * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
  * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
@@ -87,22 +87,23 @@ TE_BOTH int te__attn_fp8_key_of_byte(int column) {
 TE_FN int te__attn_fp8_is_scaled(float amax) { return amax > 1e-30f; }
 TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? limit / amax : 1.0f; }
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
-/* Return the factor from a product q k^T of e4m3 numbers to the score in base 2 (times log2(e)), before it is rounded
- * to a power of two (te__attn_fp8_score_unit): it holds if q and k are both scaled such that their amax becomes
- * TE__ATTN_FP8_QK_MAX. q, k: the amax of the two heads. */
+/* Returns the factor by which q k^T, computed from e4m3 numbers, must be multiplied to yield the score times log2(e),
+ * if q and k are both scaled such that their amax becomes TE__ATTN_FP8_QK_MAX. The kernels use this factor rounded to a
+ * power of two (te__attn_fp8_score_unit). q, k: the amax of the two heads. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
 }
-/* Return the factor that converts q k^T of e4m3 numbers to a score in base 2: te__attn_fp8_raw_score_unit rounded up to
- * a power of two, so that f16 represents it exactly (unless it is extremely large or small). */
+/* Returns the factor that the kernels use to convert q k^T of e4m3 numbers to the score times log2(e):
+ * te__attn_fp8_raw_score_unit, rounded up to a power of two, so that f16 represents it exactly. Extremely large or
+ * small factors are not rounded. */
 TE_FN float te__attn_fp8_score_unit(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale);
     if (!(raw > 1e-30f && raw < 1e30f)) return raw;
     return te_float_of_bits((te_bits_of_float(raw) + 0x7fffffu) & 0x7f800000u);
 }
-/* Return the scale of q. Because te__attn_fp8_score_unit is rounded up by a factor unit / raw, the scale of q is
- * smaller than TE__ATTN_FP8_QK_MAX / amax by the same factor, so that the score is right. */
+/* Returns the scale of q. Rounding has increased te__attn_fp8_score_unit by the factor unit / raw; to compensate for
+ * this, the scale of q is smaller than TE__ATTN_FP8_QK_MAX / amax by the same factor. */
 TE_FN float te__attn_fp8_scale_of_q(float q, float k, float scale) {
     const float raw = te__attn_fp8_raw_score_unit(q, k, scale), unit = te__attn_fp8_score_unit(q, k, scale);
     return te__attn_fp8_scale(q, (float)TE__ATTN_FP8_QK_MAX) * (unit != raw ? raw / unit : 1.0f);
@@ -116,8 +117,8 @@ typedef struct te__attn_fp8_tile {
     const te_attention_args *a;
     te_dtype dtype;
     int all, d;             /* all: the number of heads of q, k and v together; d: head_dim */
-    /* head: the index of the head among those of q, k and v; batch: the sequence; first: the tile's first row within
-     * the sequence */
+    /* head: the index of the head among all heads of q, k and v; batch: the sequence; first: the tile's first row
+     * within the sequence */
     int head, batch, first;
     /* the index in qkv of the first element of this head and sequence */
     int64_t from;
@@ -190,8 +191,8 @@ TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dt
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    /* The index of the head among those of k (`k`) and among those of v (`v`); a negative index means that the head
-     * does not belong to k (v). */
+    /* k, v: the index of the head, counted from the first head of k, and from the first head of v. Heads of q have k <
+     * 0, and only heads of v have v >= 0. */
     const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)

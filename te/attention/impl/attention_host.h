@@ -23,7 +23,8 @@ typedef struct te__attn_call {
     const te_attention_args *a;
     te_dtype dtype;
     int heads, kv_heads, d, dv; /* d: head_dim; dv: the head size of v */
-    int stored_dv;              /* how many elements of a value qkv and the cache have; 0: values are parts of keys */
+    /* how many elements of each value are stored in qkv and the cache; 0 if values are parts of keys */
+    int stored_dv;
     te__attn_variant f;
 } te__attn_call;
 TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype, int heads, int kv_heads, int d,
@@ -84,7 +85,7 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* Return the first query of a block. If the last queries see the most keys, the first blocks process them, so that the
+/* Returns the first query of a block. If the last queries see the most keys, the first blocks process them, so that the
  * blocks with the most work start first. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
@@ -451,7 +452,7 @@ TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < d; c++) to[r * ld + c] = te_float_of_e4m3(from[r * width + c]);
 }
-/* Raises max[query], an integer, if the query's largest score in this tile is higher: to this score, rounded up to an
+/* If a query's largest score in this tile is above max[query], replaces max[query] by that score, rounded up to an
  * integer. */
 TE_FN void te__attn_fp8_row_max(float *max, const float *s, int keys, int queries) {
     for (int q = 0; q < queries; q++) {

@@ -17,7 +17,7 @@
 
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
-/* te__attn_vector is a vector register, by a vector type of GCC and Clang, with TE__ATTN_LANES floats.
+/* te__attn_vector is a vector of TE__ATTN_LANES floats, declared with the vector extension of GCC and Clang.
  * TE__ATTN_MULTIPLY_ADD computes c += a b, for vectors c and b and a number a. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
@@ -39,7 +39,7 @@ enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
 /* TE__ATTN_PADDED: the row length of a tile of q, k or v, which is a multiple of 32. TE__ATTENTION_FLOATS: the number
- * of floats of a block's scratch memory, which is enough for all kernels; the dkdv kernel needs the most: three tiles
+ * of floats of a block's scratch memory. It is enough for every kernel; the dkdv kernel needs most, namely three tiles
  * with rows of head_dim numbers, three with rows of value_dim numbers, and two tiles of scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
@@ -85,8 +85,9 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which elements, or terms, of a matrix product are needed. All values except TE__ATTN_ALL are for a tile of scores
- * along whose diagonal a causal mask begins. te__attn_product may compute more than what is needed. */
+/* Which elements of a matrix product are needed, or which terms the sums in its elements have. All values except
+ * TE__ATTN_ALL are for a tile of scores that lies on the diagonal of a causal mask. te__attn_product may compute more
+ * than what is needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
@@ -199,8 +200,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* Multiplies a row of d numbers by `factor` and stores it from index `at` of `to` on. amax: null, or raised to the
- * largest magnitude that is stored, unless it is higher already. */
+/* Multiplies a row of d numbers by `factor` and stores it from index `at` of `to` on. If amax is not null, *amax
+ * becomes the maximum of itself and the largest stored magnitude. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -247,8 +248,9 @@ TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied before the product: q k^T then is the score in base 2, i.e. times
- * log2(e). With softcap it is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score / softcap). */
+/* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score in base 2, i.e.
+ * times log2(e). With softcap it is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score /
+ * softcap). */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
@@ -285,7 +287,7 @@ TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te_
 }
 
 /* The score bias of one head. head: the index of the head; shift: te__attn_mask.shift, the number of keys minus the
- * number of queries; dtype: that of a bias table. */
+ * number of queries; dtype: the dtype of a bias table. */
 typedef struct te__attn_score_bias {
     const te_attention_args *a;
     int head, shift;

@@ -39,7 +39,8 @@ typedef struct te__attn_mask {
 } te__attn_mask;
 
 /* For a block of queries, two ranges of keys: those that at least one of the queries sees, and those that all of the
- * queries see. Or for a block of keys, two ranges of queries, likewise. */
+ * queries see. Or for a block of keys, two ranges of queries: those that see at least one of the keys, and those that
+ * see all of the keys. */
 typedef struct te__attn_range {
     /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
      * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
@@ -70,12 +71,13 @@ TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 /* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the index of the first of the `count` tokens before `token`, but at least 0; 0 if count < 0 (no bound). */
+/* Returns the index of the first of the `count` tokens before `token`, but at least 0. Returns 0 if count < 0 (no
+ * bound). */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
-/* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq; seq if count < 0
- * (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
+/* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq. Returns seq if
+ * count < 0 (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
  * (te__attn_clamp_end). */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
@@ -128,10 +130,10 @@ TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= fir
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Return whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. s: the
- * ranges of keys for the tile's queries (te__attn_keys_of); then the tile's keys are the `count` keys from `at` on. Or
- * s: the ranges of queries for its keys (te__attn_queries_of); then its queries are the `count` queries from `at` on.
- * If te__attn_in_tiles has converted s, `at` and `count` count tiles, too. */
+/* Returns whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. If s is
+ * the result of te__attn_keys_of for the tile's queries, the tile's keys are the `count` keys from `at` on. If s is the
+ * result of te__attn_queries_of for the tile's keys, the tile's queries are the `count` queries from `at` on. If
+ * te__attn_in_tiles has converted s to tiles, `at` and `count` are in tiles, too. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }

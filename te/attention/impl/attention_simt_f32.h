@@ -1,10 +1,10 @@
 /* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
  * 512.
  *
- * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes rows
- * y + 16 i, for i = 0, 1, ..: in a tile of scores their columns x + 16 j, in an output their columns 4 * (x + 16 j) to
- * 4 * (x + 16 j) + 3. A product reads 4 columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16
- * bytes for 64 multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes elements
+ * in rows y + 16 i, for i = 0, 1, ..; in a tile of scores, those in columns x + 16 j, and in an output, those in
+ * columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3. A product reads 4 columns of both operands at a time. If T is 64, a
+ * thread thus loads 8 vectors of 16 bytes for 64 multiply-adds.
  *
  * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the f32 rate of the
  * CUDA cores.
@@ -45,13 +45,15 @@ struct te__attn_f32_forward_shape : te__attn_f32_shape<D, te__attn_f32_forward_r
     static constexpr int KV_LD = te__attn_f32_max_ld<D, V>(), BYTES = te__attn_f32_forward_bytes<D, V>(qk::T);
 };
 /* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. A row of dS has T + 4 floats, rows of the
- * other tiles have LD (te__attn_f32_shape). three: 1 if one tile of q, k, v and dO has the memory of another one. */
+ * other tiles have LD (te__attn_f32_shape). three: 1 if two of the four tiles Q, dO, K and V use the same memory
+ * (te__attn_f32_reloads). */
 template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T, int three) {
     constexpr int BOTH = te__attn_f32_shape<D, 16>::LD + te__attn_f32_shape<V, 16>::LD;
     return T * (BOTH + (three ? te__attn_f32_max_ld<D, V>() : BOTH) + T + 4) * 4;
 }
-/* Whether two tiles have the same memory, because four do not fit even if they have only 16 rows: in the dq kernel
- * those of K and V, in the dkdv kernel those of Q and dO. In each step the kernel then loads one of the two twice. */
+/* Returns whether two of the four tiles Q, dO, K and V use the same memory, because all four do not fit even with only
+ * 16 rows each. In the dq kernel these two are K and V, in the dkdv kernel Q and dO. In each step the kernel then loads
+ * one of the two tiles twice. */
 template <int D, int V> constexpr int te__attn_f32_reloads(void) {
     return te__attn_f32_dq_bytes<D, V>(16, 0) > TE__ATTN_SHARED_SMALL;
 }
@@ -64,7 +66,7 @@ struct te__attn_f32_dq_shape : te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(
     typedef te__attn_f32_shape<D, te__attn_f32_dq_rows<D, V>(LIMIT)> qk;
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int RELOADS = te__attn_f32_reloads<D, V>(), BYTES = te__attn_f32_dq_bytes<D, V>(qk::T, RELOADS);
-    /* the floats of the memory that two tiles have together, with RELOADS */
+    /* with RELOADS: the size, in floats, of the memory that two tiles use in turn */
     static constexpr int MAX_TILE = qk::T * te__attn_f32_max_ld<D, V>();
 };
 template <int D, int V = D> struct te__attn_f32_dkdv_shape : te__attn_f32_dq_shape<D, V> {};
@@ -129,7 +131,7 @@ template <class C> TE_FN void te__attn_f32_clear(float (&o)[C::R][C::COLS][4]) {
     TE_UNROLL for (int i = 0; i < C::R; i++)
         TE_UNROLL for (int j = 0; j < C::COLS; j++) o[i][j][0] = o[i][j][1] = o[i][j][2] = o[i][j][3] = 0;
 }
-/* Stores the rows of o before row `valid` to global memory, each multiplied by the row's factor. */
+/* Stores the first `valid` rows of o to global memory, each row multiplied by its element of `factor`. */
 template <class C, int D>
 TE_FN void te__attn_f32_store(float *to, int64_t width, int valid, const float (&o)[C::R][C::COLS][4],
                               const float (&factor)[C::R]) {
@@ -265,8 +267,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The tiles of the dq kernel and of the gradient of a score bias, in shared memory: Q, dO, K, V (with RELOADS in the
- * memory of K), then another tile. */
+/* The tiles in shared memory of the dq kernel and of the kernel for the gradient of a score bias: Q, dO, K and V, then
+ * another tile, `next`. With RELOADS, V uses the memory of K. */
 struct te__attn_f32_tiles { float *q, *dout, *k, *v, *next; };
 template <class C> TE_FN te__attn_f32_tiles te__attn_f32_tiles_of(void) {
     typedef typename C::value CV;
@@ -293,8 +295,8 @@ TE_FN void te__attn_f32_s_and_dp(float (&s)[C::R][C::R], float (&dp)[C::R][C::R]
     te__attn_f32_product_nt<CV>(dp, t.dout, t.v);
 }
 
-/* The dq kernel of backward: delta = rowsum(dO * O), dQ = scale * dS K. Grid: (batch * heads, tiles of queries).
- * Contents of shared memory: te__attn_f32_tiles, the last of them dS. */
+/* The dq kernel of backward: delta = rowsum(dO * O), dQ = scale * dS K. Grid: (batch * heads, tiles of queries). Shared
+ * memory holds the tiles of te__attn_f32_tiles, of which `next` is dS. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -354,8 +356,8 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
     te__attn_f32_store<C, D>((float *)a->dqkv + h.q + q0 * h.width, h.width, seq - q0, dq, factor);
 }
 
-/* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q. Grid: (batch * kv_heads, tiles of keys). Contents of
- * shared memory: Q, dO (with RELOADS in the memory of Q), K, V, then P, later dS in its place. */
+/* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q. Grid: (batch * kv_heads, tiles of keys). Shared memory
+ * holds Q, dO, K, V and P, which dS later overwrites. With RELOADS, dO uses the memory of Q. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;

@@ -1,7 +1,7 @@
 /* attention_sm80_backward.h -- attention backward on tensor cores, bf16 and f16. Two kernels run algorithm 2 of
- * FlashAttention-2 (Dao 2023). A block of the dq kernel computes the rows of dQ of a tile of queries, a block of the
- * dkdv kernel those of dK and dV of a tile of keys, so that no additions must be atomic. This file also computes the
- * gradient of a score bias.
+ * FlashAttention-2 (Dao 2023). A block of the dq kernel computes the rows of dQ of a tile of queries, and a block of
+ * the dkdv kernel computes the rows of dK and dV of a tile of keys, so that no atomic additions are needed. This file
+ * also computes the gradient of a score bias.
  *
  *     forward:       S = Q K^T * scale, P = exp(S - lse), O = P V
  *     dq kernel:     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
@@ -30,7 +30,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shap
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* the number of warps with different rows, and the number of slices of dQ, each of which has so many warps */
+    /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of dQ
+     * are divided; each slice is computed by WARPS warps. */
     static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : bytes(2 * M * 16, 16) <= LIMIT ? 2 : 1;
     static constexpr int SLICES = te__attn_slices<D>(), ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
     static constexpr int TILE = bytes(ROWS, 32) <= LIMIT ? 32 : 16, BYTES = bytes(ROWS, TILE);
@@ -56,9 +57,9 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The position of the block. warp, slice: the index of the warp's rows, and of its slice of dQ; q0: the first query
-     * of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's queries see;
-     * warp_tiles: the tiles of keys that the warp's queries see. */
+    /* The work of this block and this warp. warp: the index of the warp among those with different rows; slice: the
+     * index of its slice of dQ; q0: the first query of the block; row0: the first query of the warp; tiles: the tiles
+     * of keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
     const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =
@@ -227,8 +228,8 @@ template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Returns the array `sum`, whose size is for the larger of head_dim and V, as an array of accumulators for a slice of
- * heads of size N. No number is moved. */
+/* Reinterprets the array `sum`, which is large enough for the larger of head_dim and V, as the accumulators of one
+ * slice of a head of size N. No data is moved. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_slice<N>() / 8][4] {
     return *(float (*)[M][te__attn_slice<N>() / 8][4])(void *)&sum[0][0][0];
@@ -369,10 +370,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* The position of the block. makes_dk, slice: which of dV and dK the warp accumulates, and which slice of it. A
-     * warp is idle if its slice does not exist: dV may have one slice and dK two, or the opposite. k0: the first key of
-     * the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see the block's keys;
-     * warp_tiles: the tiles of queries that see the pair's keys. */
+    /* The work of this block and this warp. makes_dk, slice: which of dV and dK the warp accumulates, and which slice
+     * of it. A warp is idle if its slice does not exist: dV may have one slice and dK two, or the opposite. k0: the
+     * first key of the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see the
+     * block's keys; warp_tiles: the tiles of queries that see the pair's keys. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS / C::SLICES, slice = warp / C::PAIRS % C::SLICES;
     const int is_idle = slice >= (makes_dk ? te__attn_slices<D>() : te__attn_slices<V>());
@@ -426,8 +427,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
 
         /* Compute S^T - lse = K Q^T - lse or, in the dK warp, dP^T - delta = V dO^T - delta. */
         const uint32_t stage = q_tile + (i & 1) * STAGE_BYTES;
-        /* b_nt: the address of operand B of the first product, S^T (in the dK warp: dP^T), which is Q (dO). b_nn: the
-         * address of operand B of the second product, dV (in the dK warp: dK), which is dO (Q). */
+        /* The addresses of operand B of the warp's two products. b_nt: Q for S^T or, in the dK warp, dO for dP^T. b_nn:
+         * dO for dV or, in the dK warp, Q for dK. */
         const uint32_t slice_bytes = slice * 2 * (makes_dk ? te__attn_slice<D>() : te__attn_slice<V>());
         const uint32_t b_nt = stage + makes_dk * Q_BYTES, b_nn = stage + (1 - makes_dk) * Q_BYTES + slice_bytes;
         const float2 *column = (const float2 *)(lse_delta + (i & 1) * 2 * TILE + makes_dk * TILE) + t;
@@ -443,9 +444,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
                                                   b_nt + te__attn_lane_b<D>(lane));
 
         /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. In each step
-         * a warp calls one of the three __syncthreads above and below, which one depends on its role and on the mask.
-         * They are all the same barrier of the block; a warp may reach it at any of them, because its lanes do not
-         * diverge. A barrier for only the two warps of a pair was not faster. */
+         * a warp calls exactly one of three __syncthreads: one of the two below or, if the tile is skipped, the one
+         * above; its role and the mask decide which. All three are the same barrier of the block, and a warp may reach
+         * it at any of them, because its lanes do not diverge. A barrier for only the two warps of a pair was not
+         * faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step, C::SLICES == 1 || slice == 0);
@@ -474,8 +476,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
     /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
-     * its rows of V: if D and V differ, their sizes match only in this way. Two slices do not fit there: all warps
-     * first finish reading shared memory, and then each has a part of it. */
+     * its rows of V: if D and V differ, the sizes match only in this way. With two slices, the results do not fit
+     * there; then all warps first finish reading shared memory, and afterwards each warp uses a part of it. */
     if constexpr (V != D || C::SLICES > 1) {
         constexpr uint32_t STORE_BYTES = M * 16 * te__attn_row_bytes<C::MAX_SLICE>();
         static_assert(C::SLICES == 1 || C::THREADS / 32 * STORE_BYTES <= C::BYTES,

@@ -2,10 +2,11 @@
  * attention_sm90_forward.h does not support: devices other than sm_90a, and other head sizes. The kernel runs algorithm
  * 1 of FlashAttention-2 (Dao 2023).
  *
- * A block processes WARPS * M * 16 queries of one head, each warp M * 16 of them, or with two slices of the output two
- * warps M * 16 of them; keys and values are loaded in tiles of TILE keys, in two stages. A warp with 32 queries (M = 2)
- * uses each B fragment that it loads from shared memory for two products; with 16 queries, the bandwidth of shared
- * memory would be the limit instead of the tensor cores.
+ * A block processes WARPS * M * 16 queries of one head; each warp processes M * 16 of them. If the columns of the
+ * output are divided into two slices, two warps process the same queries, one for each slice. Keys and values are
+ * loaded in tiles of TILE keys, in two stages. A warp with 32 queries (M = 2) uses each B fragment that it loads from
+ * shared memory for two products; with 16 queries, the bandwidth of shared memory would be the limit instead of the
+ * tensor cores.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads) *
  * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs from head_dim, replace 2 * head_dim
@@ -32,7 +33,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
     }
-    /* the number of warps with different rows, and the number of slices of O, each of which has so many warps */
+    /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of O
+     * are divided; each slice is computed by WARPS warps. */
     static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : 2, SLICES = te__attn_slices<V>();
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
     static constexpr int TILE = D <= 128 && bytes(ROWS, 64) <= LIMIT ? 64 : bytes(ROWS, 32) <= LIMIT ? 32 : 16;
@@ -96,9 +98,9 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The position of the block. warp, slice: the index of the warp's rows, and of its slice of O; q0: the first query
-     * of the block; row0: the first query of the warp; tiles: the tiles of keys that the block's queries see;
-     * warp_tiles: the tiles of keys that the warp's queries see. */
+    /* The work of this block and this warp. warp: the index of the warp among those with different rows; slice: the
+     * index of its slice of O; q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
+     * keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
     const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =

@@ -10,9 +10,9 @@
  *
  * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma, or above 256 to a
  * multiple of 32. The columns from D on are filled with zeros in shared memory, and are not stored to global memory.
- * Above 256, two warps compute the same scores, and each half the columns of the output, because a thread has too few
- * registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by 16
- * bytes: then a row is an odd number of 16-byte units, so that the 8 rows that an ldmatrix reads are in different
+ * Above 256, two warps compute the same scores, and each of them computes half of the columns of the output, because a
+ * thread has too few registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by
+ * 16 bytes: then a row is an odd number of 16-byte units, so that the 8 rows that an ldmatrix reads are in different
  * banks. With padding, unlike with a swizzle, every address is a register plus a constant.
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
@@ -31,8 +31,8 @@
 /* The largest number of bytes of shared memory that the tiles of a block may take: 163 KB, which compute capabilities
  * 8.0, 8.7, 9.0 and 10.x allow, but 99 KB in code for 8.6, 8.9 and 12.x. The host does not know which of a kernel's
  * versions a device runs. Therefore the shapes of tiles have the limit as a template parameter, and the member `small`
- * is the shape in code for 99 KB (te__attn_configure chooses it). A program that defines TE_SHARED_BYTES has this limit
- * in all its code. */
+ * is the shape in code for 99 KB (te__attn_configure chooses it). If a program defines TE_SHARED_BYTES, that number is
+ * the limit in all its code. */
 #ifdef TE_SHARED_BYTES
 enum { TE__ATTN_SHARED_SMALL = TE_SHARED_BYTES, TE__ATTN_SHARED = TE_SHARED_BYTES };
 #else
@@ -75,8 +75,9 @@ TE_FN void te__attn_ldmatrix_transposed(uint32_t (&r)[4], uint32_t address) {
 /* The number of slices into which the columns of an output of head size D are divided: a warp has the accumulators of
  * one slice. */
 template <int D> TE_BOTH constexpr int te__attn_slices(void) { return D > 256 ? 2 : 1; }
-/* The number of columns of a tile in shared memory, those of a slice, and the bytes of one of the tile's rows with
- * padding, for a head size D, which is a multiple of 8. */
+/* For a head size D, which is a multiple of 8: te__attn_columns is the number of columns of a tile in shared memory;
+ * te__attn_slice is the number of columns of a slice; te__attn_row_bytes is the size in bytes of a row of the tile,
+ * with padding. */
 template <int D> TE_BOTH constexpr int te__attn_columns(void) {
     constexpr int UNIT = 16 * te__attn_slices<D>();
     return (D + UNIT - 1) / UNIT * UNIT;
@@ -85,14 +86,14 @@ template <int D> TE_BOTH constexpr int te__attn_slice(void) { return te__attn_co
 template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
-/* ldmatrix.x4 loads a 16 x 16 square of a tile from the addresses of rows, one of which each lane passes. Returns the
- * offset of this lane's row from the first element of the square, in bytes. This is for operand A of
+/* ldmatrix.x4 loads a 16 x 16 square of a tile; each lane passes the address of eight elements of a row. Returns the
+ * offset of this lane's address from the first element of the square, in bytes. This is for operand A of
  * te__attn_product_nt, and for operand B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
 }
-/* The same as te__attn_lane_a for operand B of te__attn_product_nt: returns the offset, in bytes, of the row whose
- * address this lane passes to ldmatrix.x4. */
+/* The same as te__attn_lane_a, but for operand B of te__attn_product_nt: returns the offset, in bytes, of the address
+ * that this lane passes to ldmatrix.x4. */
 template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
@@ -177,8 +178,8 @@ TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const 
             }
         }
 }
-/* Initialises the accumulators s of a tile row by row: those in row 16 m + g + 8 h, where g = lane / 4, to
- * start[m][h]. */
+/* Initialises the accumulators s of a tile with one value for each row: start[m][h] in row 16 m + g + 8 h, where g =
+ * lane / 4. */
 template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -212,7 +213,7 @@ template <class F> TE_FN float te__attn_softcapped(float s, float scale) {
     else return 1.0f - 2.0f * te_reciprocal(1.0f + te_exp2(s * (scale * (2 * TE__ATTN_LOG2E / F::SOFTCAP))));
 }
 /* Returns the derivative of tanh at the point where tanh has the value t; 0 if the score is masked (t = -inf). Without
- * softcap: 1. */
+ * softcap, returns 1. */
 template <class F> TE_FN float te__attn_softcap_grad(float t) {
     return F::SOFTCAP > 0 ? fmaxf(1.0f - t * t, 0.0f) : 1.0f;
 }
@@ -353,8 +354,8 @@ template <int M, int N> TE_FN void te__attn_apply_mask(float (&s)[M][N][4], te__
                 if (!te__attn_sees(mask, q, k)) s[m][n][e] = -INFINITY;
             }
 }
-/* Sets masked scores to -inf in a tile of keys by queries, and those of queries past the end of the sequence. key,
- * query: the key and the query of s[0][0][0]. */
+/* In a tile of keys by queries, sets to -inf all masked scores and all scores of queries past the end of the sequence.
+ * key, query: the key and the query of s[0][0][0]. */
 template <int M, int N>
 TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mask, int key, int query) {
     TE_UNROLL for (int m = 0; m < M; m++)
@@ -374,14 +375,14 @@ struct te__attn_head {
     /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
      * query. */
     int64_t width, q;
-    /* Where the head's keys and values are in their tensor (te__attn_kv), and their gradients in theirs (te__attn_dkv).
+    /* Where the head's keys and values are in the tensor of te__attn_kv, and their gradients in that of te__attn_dkv.
      * kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
     /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
      * first row. */
     int64_t out_width, out;
-    /* Where the head's numbers are in lse and delta. row: the offset of the number of the head's first query; rows: the
-     * distance between the numbers of the first queries of two consecutive heads. */
+    /* Where the head's numbers are in lse and delta, which have one number for each query. row: the offset of the
+     * number of the head's first query; rows: the distance from this number to that of the next head's first query. */
     int64_t row, rows;
     /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
@@ -508,9 +509,9 @@ template <class F> TE_FN void te__attn_drain_copies(int steps) {
 template <class F> TE_FN float te__attn_softmax_offset(float row_max) {
     return (F::LEFT >= 0 || F::SHIFTED || F::BIAS) && row_max == -INFINITY ? 0.0f : row_max;
 }
-/* Returns whether the row sees no key at all, which is possible only with these options. sum: the sum of the row's
- * exponentials over all tiles. The output of such a row is 0, and its lse is infinity, so that all its probabilities
- * are 0 in backward. */
+/* Returns whether the row sees no key at all, which is possible only with the options tested below. sum: the sum of the
+ * row's exponentials over all tiles. The output of such a row is 0, and its lse is infinity, so that all its
+ * probabilities are 0 in backward. */
 template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
@@ -574,16 +575,16 @@ struct te__attn_destination {
     int64_t width;      /* the distance from one row to the next, in elements */
     /* the number of rows that lie in the sequence; the rows from this one on are not stored */
     int valid;
-    float *sum;         /* receives, for each column, the sum over the warp's rows; null: sums are not computed */
-    /* null: the numbers are stored in T; else they are multiplied by *scale and stored in e4m3 */
+    float *sum;         /* if not null, receives the sum over the warp's rows for each column */
+    /* If null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */
     const float *scale;
-    /* *amax is raised to the largest magnitude of the stored output, before the multiplication by *scale; null: the
-     * amax is not computed */
+    /* If not null, *amax becomes the maximum of itself and the largest magnitude of the stored rows, before the
+     * multiplication by *scale. */
     float *amax;
 };
-/* Stores a slice of the D columns of each row, which o holds, multiplied by the row's factor. The numbers pass through
- * `tile`, shared memory of this warp, so that each lane can write 16 bytes at a time to global memory. slice: the index
- * of the slice; 0 if there is only one. */
+/* Multiplies each row of o by its element of `factor` and stores it. o holds one slice of the D columns of each row.
+ * The numbers pass through `tile`, shared memory of this warp, so that each lane can write 16 bytes at a time to global
+ * memory. slice: the index of the slice; 0 if there is only one. */
 template <te_dtype T, int M, int D>
 TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__attn_slice<D>() / 8][4],
                                const float (&factor)[M][2], unsigned char *tile, int slice) {

@@ -119,8 +119,7 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
             if (g == 0) part[w][x + e] = sum[e];
         }
     }
-    /* The amax is computed from the stored numbers, which are read back, because the loop that stores them has no
-     * registers left for it. */
+    /* The amax is computed after the loop, from the stored numbers, because the loop has no registers left for it. */
     if (F::FP8_OUTPUT && p->a.amax) {
         const uint16_t *to = (const uint16_t *)p->a.dqkv + row * QKV + head * D + x;
         uint32_t amax = 0;
@@ -155,19 +154,20 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
     /* how many lanes arrive to signal that a dQ is in shared memory: those of the warpgroup that computes it, or those
      * of both warpgroups if each computes half of it */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    /* how many lanes of a block arrive to signal that an item (key tile) was read: those of the eight consumer warps
-     * and of three of the producer's four warps, all except the one that writes the items */
+    /* How many lanes of a block arrive to signal that an item (key tile) was read: those of the eight consumer warps,
+     * and those of the three producer warps that do not write the items. */
     enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* At each of these mbarriers arrive the thread that issues the TMA load, and the lanes (WARP) of the warp that
-         * loads lse or delta. */
+        /* The arrivals at each of these mbarriers: one of the thread that issues the TMA load, and WARP of the warp
+         * that loads lse or delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
-        /* ds_full: with clusters of two blocks (TWO_CTA) one thread arrives (arrive.expect_tx), and the phase is
-         * complete when the bytes of dS that the other block sends have arrived; else all consumer warps arrive when
-         * they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster those of both blocks. */
+        /* ds_full: with clusters of two blocks (TWO_CTA), one thread arrives (arrive.expect_tx), and the phase
+         * completes when the bytes of dS that the other block sends have arrived. Without clusters, all consumer warps
+         * arrive when they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster the warps of both
+         * blocks. */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -189,8 +189,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attn_bwd_kernel(const te__attn_bwd_params *p, typename te__attn_bwd_traits_of<T, D, F>::shared *sh) {
     typedef te__attn_bwd_traits_of<T, D, F> C;
     extern __shared__ __align__(1024) unsigned char te__attn_tiles[];
-    /* The address of the tiles. The shuffle makes the compiler keep it in a register, instead of computing it again at
-     * each use. */
+    /* The address of the tiles. Because of the shuffle, the compiler keeps this address in a register instead of
+     * recomputing it at each use. */
     const uint32_t base = __shfl_sync(~0u, te__shared_address(te__attn_tiles), 0);
     if (threadIdx.x == 0) te__attn_bwd_barriers_init<C>(sh);
     if (C::TWO_CTA) te__cluster_sync();
@@ -278,11 +278,12 @@ struct te__attn_sm90_backward {
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        /* A key tile adds its dQ after the earlier bands of its head. So a band has so many key tiles that one band of
-         * each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier one
-         * for which it would wait. But a band has no more key tiles than can run at the same time, because a key tile
-         * may wait for key tiles of its band that are scheduled later. Without a mask, each key tile of a band waits
-         * for another one, so all bands must fit on the multiprocessors together, and the number is rounded down. */
+        /* A key tile adds its dQ after the earlier bands of its head. So a band should be large enough that one band of
+         * each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier
+         * band of its head, for which it would have to wait. But a band has no more key tiles than can run at the same
+         * time, because a key tile may wait for key tiles of its band that are scheduled later. Without a mask, each
+         * key tile of a band waits for another key tile of that band; therefore the bands of all heads together must
+         * fit on the multiprocessors, and the size of a band is rounded down. */
         const int64_t fill = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
         p->band = (int)te_min(te_min(p->key_tiles, clusters), te_max(TE__ATTN_BWD_MIN_BAND, fill));
         if (F::VARLEN) {

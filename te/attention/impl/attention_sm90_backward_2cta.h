@@ -39,8 +39,8 @@
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* Return the shared-memory address of this block's dS of the current step. P is stored at the same address, and dS
- * overwrites it once P has been read. */
+/* Returns the shared-memory address of this block's dS of the current step. Before that, P is stored at the same
+ * address; dS overwrites P once P has been read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
@@ -76,9 +76,9 @@ TE_FN void te__attn_2cta_ds_of_p(uint32_t (&ds)[4][4], const float (&dp)[32], co
     }
 }
 /* Called by the second warpgroup: waits until all its threads have read P, and stores dS at the same address. Then one
- * thread sends dS to the other block; whoever waits for ds_full finds the dS of both blocks in shared memory. The
- * memory is free in both blocks: before the first warpgroup stored P, it waited until both blocks had read the dS of
- * step i - 2. */
+ * thread sends dS to the other block. When the mbarrier ds_full completes its phase, the dS of both blocks is in shared
+ * memory. The memory is free in both blocks: before the first warpgroup stored P, it waited until both blocks had read
+ * the dS of step i - 2. */
 template <class C> TE_FN void te__attn_2cta_ds_send(const uint32_t (&ds)[4][4], const te__attn_bwd_warpgroup<C> *g) {
     const uint32_t full = TE__ATTN_BWD_AT(g, ds_full, g->i & 1);
     te__attn_warpgroup_sync(1);
@@ -146,8 +146,8 @@ TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C
             te__wgmma_descriptor((x / 4 == g->rank ? own : other) + column, 1) + 128 * (x % 4), x > 0);
     te__wgmma_commit();
 }
-/* Stores dQ of step j to shared memory. Now dS of step j, from which it was computed, is no longer needed, so both
- * blocks are told that its memory is free. whole: nonzero if all 64 queries of the step lie in the sequence. */
+/* Stores dQ of step j to shared memory, and signals to both blocks that the memory of dS of step j is free, because dQ
+ * has been computed from it. whole: nonzero if all 64 queries of the step lie in the sequence. */
 template <class C, int G, int N>
 TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, ds_empty, j & 1));
@@ -213,8 +213,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     constexpr int SUMMED = G ? V : D;
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
     /* A_STEPS: the number of groups of 16 columns of K (first warpgroup) or V (second) that are held in registers as
-     * operand A, or 1 if it stays in shared memory. The first warpgroup has registers for 192 columns each of dV and K;
-     * the second one, which computes more columns of dQ, for 192 columns of dK and 128 of V. */
+     * operand A, or 1 if K or V stays in shared memory. The first warpgroup has registers for 192 columns each of dV
+     * and K; the second one, which computes more columns of dQ, for 192 columns of dK and 128 of V. */
     constexpr int A_STEPS = OWN + SUMMED <= (G ? 192 + 128 : 192 + 192) ? SUMMED / 16 : 1;
     te__attn_bwd_warpgroup<C> all, *const g = &all;
     g->base = base, g->at = __shfl_sync(~0u, te__shared_address(sh), 0), g->i = 0, g->lane = (int)threadIdx.x % 32;
@@ -224,7 +224,7 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
     for (int r = 0; te__attn_bwd_item_receive<F, C>(&item, &rows, sh, r); r++) {
         const int k0 = item.key_tile * C::KEYS + g->rank * C::BLOCK_KEYS, seq = te__attn_bwd_seq<F>(p, rows);
         g->seq = seq;
-        /* accumulators. d: of dV or dK; s: of S or dP; dq: of this warpgroup's columns of dQ */
+        /* The accumulators: d for dV or dK, s for S or dP, dq for this warpgroup's columns of dQ. */
         float d[OWN / 2], s[32], dq[C::dq_columns(G) / 2];
         te__attn_bwd_query_tiles w = te__attn_bwd_query_tiles_of<C, HEADS, KV_HEADS, F>(p, item, rows);
         /* a bit mask: bit i is set if all queries of the tile that was processed i steps ago lie in the sequence */
@@ -249,8 +249,8 @@ TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shar
             te__attn_bwd_gemm_gradient<T, OWN, C>(d, p16, te__attn_2cta_tile_at(g, !G, g->i), n == 0);
             te__wgmma_commit();
             if (!te__attn_bwd_next_query_tile<HEADS, KV_HEADS, F>(&w)) break;
-            /* Issue the product for dQ of the previous step. The first step of an item (key tile) has no previous step;
-             * the result is then not used. */
+            /* Issue the product for dQ of the previous step. In the first step of an item (key tile), which has no
+             * previous step, the result is not used. */
             te__attn_2cta_issue_dq<T, C, G>(dq, g, g->i - 1);
             te__attn_wgmma_wait<1>(); /* waits for dV or dK */
             te__attn_2cta_tile_release(g, !G, g->i);

@@ -53,14 +53,14 @@ struct te__attn_bwd_output {
     int64_t width;      /* the distance, in elements, from one row to the next in `to` and in `sum` */
     int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
-    /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. Null:
-     * the sums are not computed. */
+    /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. If
+     * null, the sums are not computed. */
     float *sum;
     /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
      * another */
     float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
-    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax); null: it is not computed */
+    float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax), unless null */
 };
 /* Stores to `sum`, for each of `columns` columns (at most 64), one sum over each group of SUM_ROWS rows. u: this lane's
  * elements of these columns, already rounded to 16 bits. */
@@ -99,7 +99,7 @@ template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp = (int)threadIdx.x / 32 % 4, row = warp * 16 + g;
-    /* 64 columns at a time, because few registers are left */
+    /* The loop processes 64 columns at a time, because few registers are left. */
     TE_UNROLL for (int x = 0; x < D; x += 64) {
         uint32_t u[8][2];
         TE_UNROLL for (int j = 0; j < 8; j++)
@@ -119,8 +119,8 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
             }
     }
     if (!o.amax) return;
-    /* The amax is computed from the stored numbers, which are read back, because no registers are left for it while d
-     * is in use. */
+    /* The amax is computed after the loop, from the stored numbers, because no registers are left for it while d is in
+     * use. */
     uint32_t amax = 0;
     for (int stored = row; stored <= row + 8 && stored < o.valid; stored += 8)
         for (int x = 8 * t; x < D; x += 32) te__attn_track_amax(&amax, *(const uint4 *)(o.to + stored * o.width + x));
@@ -131,7 +131,7 @@ TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_out
 
 /* The state of a consumer warpgroup. */
 template <class C> struct te__attn_bwd_warpgroup {
-    /* addresses in shared memory. base: that of the tiles; at: that of the struct te__attn_bwd_shared */
+    /* addresses in shared memory. base: the address of the tiles; at: the address of the struct te__attn_bwd_shared */
     uint32_t base, at;
     int group, warp, lane; /* group: the number of the warpgroup, 0 or 1; warp: the warp's index within the warpgroup */
     int rank;              /* with TWO_CTA (clusters of two blocks): the rank of this block in its cluster */
@@ -187,8 +187,8 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
 /* Issues the product dQ = dS K for 64 queries and 2 N columns; N is the number of a thread's accumulators. Above head
- * size 64 the 64 queries are all queries of the step; up to head size 64 they are this warpgroup's half of them. stage:
- * the stage that holds the step's dS. */
+ * size 64, these are all queries of the step; up to head size 64, a step has 128 queries, of which this warpgroup
+ * computes 64. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -374,13 +374,14 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
     te__attn_bwd_gemm_dq<T, D, C>(dq, g, j & 1);
     te__wgmma_commit();
 }
-/* Returns whether this warpgroup computes dQ of step j: in every other step that of all queries (DQ_ALTERNATES), or in
- * every step that of half of the queries. */
+/* Returns whether this warpgroup computes dQ of step j. With DQ_ALTERNATES, it computes the dQ of all queries in every
+ * other step; otherwise, the dQ of half of the queries in every step. */
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
-/* Computes this warpgroup's dQ of step j (of all queries or, without DQ_ALTERNATES, of half of them), and stores it in
- * shared memory. left: the number of queries from the first of these to the end of the sequence. */
+/* Computes this warpgroup's dQ of step j, of all queries of the step or, without DQ_ALTERNATES, of half of them, and
+ * stores it in shared memory. left: the number of queries from the first one whose dQ is computed to the end of the
+ * sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
     float dq[C::DQ_REGISTERS];
@@ -398,9 +399,9 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 }
 /* ---- mainloop ---------------------------------------------------------------------------------------------------- */
 
-/* Runs step n of an item (a key tile of one head): processes one tile of queries. S of this step was issued before the
- * call; when the function returns, the product for dK is still running. has_dq: dQ of step n - 2 is in shared memory.
- * first: this is the item's first step, which overwrites dK and dV instead of adding to them. */
+/* Runs step n of an item (a key tile of one head): processes one tile of queries. The caller has already issued the
+ * product S of this step; when the function returns, the product for dK is still running. The item's first step (n = 0)
+ * overwrites dK and dV instead of adding to them. If there was a step n - 2, its dQ is in shared memory. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,

@@ -11,8 +11,8 @@
  * in the order in which they reach it (DASH, arXiv 2601.21824):
  *   - causal mask or sliding window: the last key tile of a band is scheduled first. Each key tile begins with the
  *     first tile of queries that sees it, and goes on to the last one.
- *   - full attention (no mask): the same, but each key tile continues with the first tile of queries after the last
- *     one, until it has processed all of them.
+ *   - full attention (no mask): the last key tile of a band is scheduled first. The key tiles begin at different
+ *     tiles of queries, and each continues with the first tile of queries after the last one.
  *   - causal mask and grouped query heads: the first key tile of a band is scheduled first. All key tiles of a head go
  *     from the last tile of queries to the first, so that at any time Q and dO of eight heads stay in the L2.
  * Waiting for the dQ of other key tiles cannot deadlock. With a mask, a block waits only for key tiles that were
@@ -55,8 +55,8 @@ enum { TE__ATTN_BWD_ARRIVING_LANES = 1 };
 #endif
 
 typedef struct te__attn_bwd_params {
-    CUtensorMap qkv, dout; /* the tensor maps of qkv and of dout, which are [batch, seq, width] or, with varlen, [rows,
-                            * width] */
+    /* the tensor maps of qkv and of dout, which are [batch, seq, width] or, with varlen, [rows, width] */
+    CUtensorMap qkv, dout;
     CUtensorMap kv;        /* for cross-attention: the tensor map of keys and values, a tensor [batch, kv_seq, width] */
     te_attention_args a;
     /* the sums of dQ over all key tiles, in f32: [heads, ceil(head_dim / 64), batch * seq, 64]; te__attn_bwd_dq_at
@@ -70,14 +70,14 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    /* the numbers of key tiles and of tiles of queries: without varlen those of one sequence, with varlen those of all
-     * sequences together (te_sequence_tiles) */
+    /* the numbers of key tiles and of tiles of queries, without varlen of one sequence, with varlen of all sequences
+     * together (te_sequence_tiles) */
     int key_tiles, query_tiles;
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
      * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
     int items, band;
-    /* 1: dQ may be added in any order (te_context.attention_nondeterministic). Without a mask the order is fixed in any
-     * case, because that is faster there. */
+    /* 1 if dQ may be added in any order (te_context.attention_nondeterministic). Without a mask, the kernel uses the
+     * fixed order even then, because it is faster. */
     int any_order;
     te_sequences sequences;     /* varlen: the packed sequences */
 } te__attn_bwd_params;
@@ -112,7 +112,7 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
     uint64_t do_full[TE__ATTN_BWD_STAGES], do_empty[TE__ATTN_BWD_STAGES];
     uint64_t ds_full[TE__ATTN_BWD_STAGES], ds_empty[TE__ATTN_BWD_STAGES];
     /* Signal that the dQ of a step is in shared memory (dq_full), or that its shared memory is free again (dq_empty).
-     * With clusters of two blocks (TWO_CTA) each warpgroup has two mbarriers of either kind. */
+     * With clusters of two blocks (TWO_CTA), each warpgroup has two mbarriers dq_full and two mbarriers dq_empty. */
     uint64_t dq_full[2 * TE__ATTN_BWD_STAGES], dq_empty[2 * TE__ATTN_BWD_STAGES];
     /* varlen: the first row and the number of rows of the sequence of each item */
     te_sequence rows[TE__ATTN_BWD_STAGES];
@@ -207,10 +207,11 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 
 /* Return whether -lse / scale and -delta are folded into the products for S and dP. Then all operands get sixteen more
  * columns. Those of Q and dO hold -lse / scale or -delta of each query, split into three terms in bf16 whose sum has
- * all bits of the f32 value; those of K and V hold ones where Q and dO have such a term, and zeros elsewhere. For each
- * tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more wgmma for S and one for
- * dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the bottleneck, take 192 cycles
- * less. Options that need S before lse is subtracted cannot use this, nor can f16, whose range is too small. */
+ * all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a term, and zeros
+ * elsewhere. For each tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more
+ * wgmma for S and one for dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the
+ * bottleneck, take 192 cycles less. Options that need S before lse is subtracted cannot use this, nor can f16, whose
+ * range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -231,8 +232,8 @@ template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT
  * and V. band: the number of key tiles of a band, i.e. of neighbouring key tiles that are scheduled together. */
 template <int HEADS, int KV_HEADS, class F>
 TE_FN te__attn_bwd_item te__attn_bwd_item_at(int i, int heads, int key_tiles, int band) {
-    const int whole = key_tiles / band * band; /* the number of key tiles in complete bands, i.e. without those of a
-                                                * last, smaller band */
+    /* the number of key tiles in complete bands; the last band may be smaller, and is then not counted */
+    const int whole = key_tiles / band * band;
     const int first = i / (band * heads) * band;
     const int count = first < whole ? band : key_tiles - whole; /* the number of key tiles of this band */
     const int at = i - first * heads, n = at % count;
@@ -313,8 +314,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
         const te__attn_range t = te__attn_in_tiles(te__attn_keys_of(m, tile * C::QUERIES, C::QUERIES), C::KEYS);
         if (te__attn_bwd_descends<F>(HEADS, KV_HEADS)) return item.key_tile - t.first;
         const int last = t.end - 1;
-        /* the number of key tiles of earlier bands that add their dQ to this tile of queries; to these are added those
-         * of the item's own band that have a larger index */
+        /* `before` is the number of key tiles of earlier bands that add their dQ to this tile of queries. The return
+         * value also counts the key tiles of the item's own band with a larger index, because they are scheduled
+         * first. */
         const int before = item.band_first > t.first ? item.band_first - t.first : 0;
         return before + (last < item.band_last ? last : item.band_last) - item.key_tile;
     }
@@ -329,7 +331,7 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        /* the last one among the key tiles of the band that begin at this tile of queries or at an earlier one */
+        /* the last key tile of the band that begins at this tile of queries or at an earlier one */
         last < item.band_last ? last : item.band_last;
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
@@ -366,7 +368,7 @@ TE_FN te__attn_bwd_query_tiles te__attn_bwd_query_tiles_of(const te__attn_bwd_pa
     return w;
 }
 /* Advances to the next step of the item (a key tile of one head of K and V), i.e. to the next query head or the next
- * tile of queries. Returns the number of steps that remain, including this one; 0 if there is none. */
+ * tile of queries. Returns the number of steps that remain, including the new one; 0 if there is no further step. */
 template <int HEADS, int KV_HEADS, class F> TE_FN int te__attn_bwd_next_query_tile(te__attn_bwd_query_tiles *w) {
     constexpr int GROUP = HEADS / KV_HEADS;
     if (GROUP == 1 || ++w->head % GROUP == 0) {
@@ -431,10 +433,11 @@ TE_FN auto te__attn_bwd_box_batch(const te__attn_bwd_item &item, const te_sequen
     else return item.head / KV_HEADS;
 }
 /* Called in full attention (no mask) before a block takes its next item. If the next item may belong to the same band
- * as the current one, the function waits until the block has added every dQ of the current item, for which blocks that
- * process other key tiles of the band may wait. item, i: the current item (a key tile) and its ticket, i.e. its index
- * in the schedule. w: the last two steps of the item. Two warps add dQ, one in the even steps and the other in the odd
- * ones, each in order; so when the dQ of the last two steps has been added, that of all earlier steps has, too. */
+ * as the current one, the function waits until the block has added every dQ of the current item, because blocks that
+ * process other key tiles of the band may be waiting for these additions. item, i: the current item (a key tile) and
+ * its ticket, i.e. its index in the schedule. w: the last two steps of the item. Two warps add dQ, one in the even
+ * steps and the other in the odd steps, each in order; so once the dQ of the last two steps has been added, the dQ of
+ * all earlier steps has been added, too. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_await_band(const te__attn_bwd_params *p, const te__attn_bwd_item &item,
                                    const te_sequence &rows, int i, const te__attn_bwd_query_tiles (&w)[2]) {

@@ -33,7 +33,7 @@
 
 enum {
     /* The number of places. A place is shared memory for one group (a tile of queries with its keys) and its queries.
-     * So the producer can pass this many groups to the consumers before they have finished the first one. */
+     * So the producer can be ahead of the consumers by up to this many groups. */
     TE__DECODE_PLACES = 4,
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of the ring */
 };
@@ -43,7 +43,7 @@ struct te__decode_traits {
     static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(FORMAT);
     /* the number of keys of a stage */
     static constexpr int KEYS = IS_8BIT ? (int)TE__DECODE8_KEYS : (int)TE__DECODE_KEYS;
-    /* how many tiles of 16 keys of a stage each warp multiplies */
+    /* the number of 16-key tiles of a stage that each warp multiplies */
     static constexpr int TILES = KEYS / TE__DECODE_WARPS / 16;
     /* the size in bytes of a row of d elements in the cache, with its scale if the format has 8 bits */
     static __host__ __device__ constexpr int row_bytes(int d) { return IS_8BIT ? d + (int)sizeof(float) : d * 2; }
@@ -54,10 +54,10 @@ struct te__decode_traits {
     static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
     /* each warp's maximum and sum of each row */
     static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
-    /* the bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
+    /* the size in bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
     static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
-    /* the bytes of all of a block's shared memory except the stages, which follow it; a multiple of 128, because the
-     * stages are swizzled */
+    /* The size in bytes of a block's shared memory before the stages, which come last. It is a multiple of 128, because
+     * the stages are swizzled. */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
     /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor; at most `most`. */
@@ -161,8 +161,8 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 /* The contents of a block's shared memory. A place is the memory for one group (a tile of queries with the keys that it
  * sees) that the producer has passed to the consumers, and for the group's queries. */
 struct te__decode_memory {
-    /* stages: the address of the ring's first stage; full, empty: the addresses of the mbarriers, one of either kind
-     * for each stage, which signal that the stage is filled, or that the consumers have read it */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of two arrays of mbarriers, one for
+     * each stage, which signal that the stage is filled (full), or has been read (empty) */
     uint32_t stages, full, empty;
     /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
      * place is filled, or that the consumers have finished its group */
@@ -204,8 +204,8 @@ struct te__decode_producer {
     te__decode_ring ring;
 
     /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
-     * (te__decode_memory). The queries of the block's first group are copied by a consumer instead: before they are
-     * copied, te_kernel_wait must wait for the preceding kernel, and the producer should not wait before it copies the
+     * (te__decode_memory). For the block's first group, a consumer copies the queries instead: te_kernel_wait must be
+     * called before they are copied, and the producer should not wait for the preceding kernel before it copies the
      * first keys and values. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
@@ -319,7 +319,7 @@ template <te_dtype T, int D, int NT>
 TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &q, uint32_t stage) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     const uint32_t from = te__decode_row_at<D>(stage, warp * 16 + lane % 16, lane / 16);
-    /* two partial sums of each score, which halves the number of products that depend on each other */
+    /* Two partial sums of each score: this halves the length of the chain of dependent products. */
     float odd[1][NT][4] = {}, even[1][NT][4] = {};
     TE_UNROLL for (int k = 0; k < D / 32; k++) {
         uint32_t first[4], second[4];
@@ -415,9 +415,9 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
     }
 }
 /* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
- * belong to its keys; the producer could not copy them, because they are not in the cache yet. Their chunks are
- * swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key. Called by all
- * consumers. */
+ * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet.
+ * Their chunks are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key.
+ * Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -470,7 +470,7 @@ TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_g
     const int past = w.keys - w.mask.queries;
     return w.keys > 0 && w.mask.queries > 0 ? __ldcg(w.pages + ((unsigned)past >> a->cache.page_shift)) : 0;
 }
-/* The queries of a tile as B fragments, for a cache of 16 or of 8 bits. */
+/* The type of the queries of a tile as B fragments, for a cache in 8 bits (te__decode8_q) or 16 bits (te__decode_q). */
 template <int D, int NT, class F>
 using te__decode_q_of =
     typename te__choose_type<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
@@ -544,7 +544,8 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
-        /* Let the next kernel start only now: before, the queries would have waited behind the weights it loads. */
+        /* Let the next kernel start only now, so that its loads of weights do not delay this kernel's load of
+         * queries. */
         if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
@@ -579,7 +580,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     }
 }
 
-/* Merges the splits of group g in the block's cluster, when the block has sent its own. Called by all consumers. */
+/* Merges the splits of group g in the cluster. Called by all consumers, after the block has sent its results. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode_group &g, const C &cluster) {
     constexpr int V = te__attn_value_dim<D, F>(), NT = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) / 8;
@@ -642,7 +643,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
         if (begin >= end) return te_kernel_begin();
     }
     const te__decode_group first = te__decode_group_of<GROUP, F>(n, item);
-    if (begin == end) { /* in a cluster with more blocks than splits */
+    if (begin == end) { /* This block has no split, because its cluster has more blocks than splits. */
         te_kernel_begin();
         te__decode_cluster_wait();
         if (threadIdx.x >= TE__DECODE_WARPS * 32) return;
@@ -668,8 +669,8 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with one warp for each
  * fragment of O^T. A group (tile of queries) needs this kernel if several blocks of the first kernel have processed its
- * splits. It is merged by the block whose index b is that of the first kernel's block that processed its first split;
- * there is at most one such group for each b. The partial results are read once. */
+ * splits. Block b of this kernel merges the group whose first split block b of the first kernel has processed; there is
+ * at most one such group for each b. The partial results are read once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),
@@ -684,8 +685,8 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     te__decode_group g = {};
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
-    /* The kernel after this one relies on the preceding kernel being finished once all blocks of this kernel are. If no
-     * block has work, at least one of them must therefore wait for the preceding kernel; the others return. */
+    /* The next kernel assumes that the preceding kernel has ended once all blocks of this kernel have ended. So at
+     * least one block must wait for the preceding kernel even if no block has work; the others return. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -721,9 +722,9 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
     typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT>
         traits;
     typedef te_attention_args args;
-    /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds). Up
-     * to head size 128 this is one block more than run there, so that blocks of the merge kernel and of the next kernel
-     * fit beside them. Tiles of 16 rows over a cache of 8 bits need too many registers for that. */
+    /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
+     * Only traits::BLOCKS blocks run there; up to head size 128, BLOCKS is one more, so that blocks of the merge kernel
+     * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more registers. */
         static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
@@ -741,14 +742,15 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         }
     };
     /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not
-     * be too many tiles, and the cache must have memory for their partial results. 0: there are too many sequences. */
+     * be too many tiles, and the cache must have memory for their partial results. 0 means that there are too many
+     * sequences. */
     static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         const int fit = TE__DECODE_MAX_TILES * TE__DECODE_TILE_ROWS(GROUP) / GROUP;
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
-    /* Returns how many blocks a cluster for the splits of a group has; 0 if the splits are too many for a cluster, or
-     * the cache has 8 bits. */
+    /* Returns how many blocks form the cluster that processes a group of `splits` splits, or 0 if these are too many
+     * for a cluster, or if the cache has 8 bits. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;
@@ -759,8 +761,8 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         const int64_t groups = (int64_t)a->batch * KV_HEADS * te__decode_tiles(a->seq, HEADS / KV_HEADS);
         const int splits = te__cache_max_splits(a->cache.capacity), in_group = blocks_of_group(splits);
         const int is_small_batch = groups * splits <= ctx->processors;
-        /* A cluster needs as many free multiprocessors of one GPC as it has blocks. So that all clusters find those at
-         * the same time, they have three quarters of the multiprocessors at most. */
+        /* A cluster needs as many free multiprocessors of one GPC as it has blocks. For all clusters to run at the same
+         * time, they may together have at most three quarters of the multiprocessors. */
         if (in_group > 1 && groups * in_group * 4 <= (int64_t)ctx->processors * 3) {
             te_attention_args args = *a;
             args.cache.decode_stages = traits::CLUSTER_STAGES, args.cache.decode_cluster = in_group;

@@ -98,8 +98,8 @@ template <int D> struct te__decode8_lane {
     }
 };
 /* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 k to 16 k
- * + 15, in the order in which te__decode8_products has those of the keys: with t = lane % 4, a lane's first register
- * has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
+ * + 15, in the order in which te__decode8_products has the dimensions of the keys: with t = lane % 4, a lane's first
+ * register has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;

@@ -17,7 +17,7 @@
 enum { TE__DECODE_WARPS = 4 /* the number of consumer warps of a block */ };
 
 /* The shared memory of te__decode_cluster: STATS bytes for the fragments, and the maxima and sums behind them. The
- * fragments fit, because a cluster has 8 blocks, or else as many blocks as splits or less than twice as many. */
+ * fragments fit, because a cluster has 8 blocks or at least as many blocks as there are splits. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster_size {
     static constexpr int MAX_BLOCKS = 8, MAX_SPLITS = TE_CACHE_SMALL_SPLITS;
@@ -120,7 +120,8 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     return all;
 }
 /* Merges the result of the next split into `group`, the merged result of the previous splits of the same tile of
- * queries. A result in which no key was seen has a maximum of -inf, and does not change the other one. */
+ * queries. If no key was seen in one of the two results, its maximum is -inf, and the merged result equals the other
+ * one. */
 template <int M, int NT>
 TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -130,8 +131,8 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
             TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
     }
 }
-/* Holds each thread's part of the merged result of a tile's splits so far in shared memory, [numbers, threads], because
- * there are not enough registers. */
+/* Shared memory, [numbers, threads], that holds each thread's part of the merged result of those splits of a tile that
+ * have been processed so far. The threads have not enough registers to hold it. */
 template <int M, int NT>
 struct te__decode_held {
     enum { THREADS = TE__DECODE_WARPS * 32 };

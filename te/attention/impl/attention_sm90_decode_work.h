@@ -54,8 +54,8 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
 }
 
 /* The sequences of a batch; the arrays are in the block's shared memory. A group of sequence i is a tile of queries of
- * one KV head, with its keys. All groups of a sequence have the same splits, first_split[i + 1] - first_split[i] in
- * number: those that contain a key that at least one query of the sequence sees. These splits have
+ * one KV head, with its keys. All groups of sequence i have the same splits, namely those that contain a key that at
+ * least one query of the sequence sees; there are first_split[i + 1] - first_split[i] of them. These splits have
  * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
     /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one of their
@@ -68,8 +68,8 @@ struct te__decode_batch {
     /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
      * i.e. the length of the work list */
     int tiles, items;
-    /* longest: the largest number of new rows that a sequence may have; beyond: how many rows are processed of a
-     * sequence that has more: `longest`, or 0 if another kernel processes the sequence
+    /* longest: the largest number of new rows that a sequence may have; beyond: how many rows are processed if a
+     * sequence has more than `longest` rows: `longest`, or 0 if another kernel processes such a sequence
      * (te_attention_cache.short_rows) */
     int longest, beyond;
     __device__ __forceinline__ int rows(int i) const {
@@ -105,7 +105,7 @@ struct te__decode_batch {
 };
 /* Fills the arrays of the batch at `memory`, TE__DECODE_BATCH_BYTES bytes of shared memory, and returns the batch.
  * Called by all threads of the block, possibly before te_kernel_wait: the function reads only data that te_cache_begin
- * has read or written, and te_cache_begin has made them visible (te__cache_begin). Its loads bypass the L1, which may
+ * has read or written, and that te_cache_begin has made visible (te__cache_begin). Its loads bypass the L1, which may
  * still hold data of an earlier batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {

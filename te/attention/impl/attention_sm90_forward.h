@@ -92,7 +92,7 @@ typedef struct te__attn_fwd_params {
     float *lse;        /* the log-sum-exp, [batch, heads, seq] (with varlen [heads, rows]), or null */
     uint32_t
         /* A counter of the tiles that blocks have taken in addition to their first one. It is 0 before and after a
-         * launch. Null: blocks take tiles in a fixed order. */
+         * launch. If the pointer is null, blocks take tiles in a fixed order. */
         *tickets;
     int all_heads;     /* the number of query heads of all sequences together */
     int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
@@ -108,12 +108,12 @@ typedef struct te__attn_fwd_params {
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* attention sinks: [heads], one logit for each head */
-    const te_rng *rng; /* for dropout: the random state, as in te_attention_args; null: no dropout */
+    const te_rng *rng; /* the random state for dropout (te_attention_args.rng), or null */
     uint32_t id;
     te_attention_shard whole;
     te_sequences sequences; /* varlen: the sequences of the batch */
     int slots;              /* with varlen: how many tile indices (te_sequence_tiles) a head has, over all sequences */
-    /* for cross-attention: the number of keys of a sequence. (The tensor map kv is then that of a separate tensor of
+    /* for cross-attention: the number of keys of a sequence. (The tensor map kv then describes a separate tensor of
      * keys and values.) */
     int kv_seq;
 } te__attn_fwd_params;
@@ -126,7 +126,7 @@ template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_va
 template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
 template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
 
-/* A tile of queries. query: its first query; head: its head, numbered sequence * heads + head. */
+/* A tile of queries. query: its first query; head: its head, counted over all sequences (sequence * HEADS + head). */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
 /* Special values of te__attn_work_tile.head. END: there are no more tiles. INVALID: with varlen, this tile index
  * belongs to no tile (te_sequence_tiles), and the block skips it. */
@@ -137,7 +137,8 @@ typedef struct te__attn_fwd_barriers {
     te__attn_work_tile work[2]; /* for each stage of Q, the tile of queries that it holds */
     /* with varlen, for each stage of Q: the rows of the sequence to which its tile of queries belongs */
     te_sequence rows[2];
-    /* with a cache, for each stage of Q: the number of keys of that sequence; 0: the sequence does not fit */
+    /* with a cache, for each stage of Q: the number of keys of that sequence, or 0 if the sequence does not fit in the
+     * cache */
     int keys[2];
 } te__attn_fwd_barriers;
 
@@ -151,8 +152,8 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
     TE_UNROLL for (int pipeline = 0; pipeline < 3; pipeline++)
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
-            /* At the barriers `empty` of Q all 128 threads of each consumer warpgroup arrive; at those of K and V one
-             * lane of each of its four warps. */
+            /* All 128 threads of each consumer warpgroup arrive at the barriers `empty` of Q, but only one lane of each
+             * of its four warps arrives at those of K and V. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -302,8 +303,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
  * their mbarriers, and the consumer's current stages. */
 template <class C> struct te__attn_fwd_pipelines {
     uint32_t k_full, k_empty, v_full, v_empty, k_tiles, v_tiles;
-    /* q: the address of this warpgroup's rows of Q; q_empty: that of the mbarrier at which it arrives when it has read
-     * them */
+    /* q: the address of this warpgroup's rows of Q; q_empty: the address of the mbarrier at which the warpgroup arrives
+     * when it has read these rows */
     uint32_t q, q_empty;
     te__attn_pipeline_state<C::K_STAGES> k;
     te__attn_pipeline_state<C::V_STAGES> v;
@@ -322,8 +323,8 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
 }
 
 /* Issues the product S of the current tile of keys, and O += P V of the previous tile (O = P V if add is 0). On return
- * S is complete, but P V may still run. has_k, has_v: 0 if there is no current, or no previous tile of keys; its
- * product is issued nevertheless, and the caller does not use the result. */
+ * S is complete, but P V may still run. has_k: 0 if there is no current tile of keys; has_v: 0 if there is no previous
+ * one. In these cases the product is issued nevertheless, and the caller does not use its result. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -357,8 +358,8 @@ TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeli
     if (has_v) te__attn_release_v(a);
 }
 /* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if it was the last
- * tile of keys for these queries; then the warp also releases the stage of Q, with the entry of te__attn_fwd_barriers
- * that describes this tile of queries (each lane has a copy of it). */
+ * tile of keys for these queries; then each lane also releases the stage of Q and its entry in te__attn_fwd_barriers,
+ * of which the lane has a copy. */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -379,8 +380,8 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
 }
-/* Skips all `tiles` tiles of keys of a tile of queries, of which this warpgroup has no rows. The warpgroup's turn of
- * the ping-pong for the first of them has been taken (te__attn_fwd_issue_gemms). */
+/* Called if the warpgroup has no rows of the current tile of queries: skips all its tiles of keys, `tiles` in number.
+ * For the first of these, te__attn_fwd_issue_gemms has already taken the warpgroup's turn of the ping-pong. */
 template <class C> TE_FN void te__attn_skip_all(te__attn_fwd_pipelines<C> &a, int tiles) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     te__attn_release_k(a, tiles == 1);
@@ -402,8 +403,8 @@ TE_FN void te__attn_transform_scores(te__attn_fwd_fragments<C> &r, const te__att
     te__attn_alibi_scores<HEADS, F>(r, p->whole, p->scale, t);
     if (needs_mask) te__attn_mask_window(r, t.mask, t.query, t.key);
 }
-/* Processes the scores of the first tile of keys: applies the mask, and computes row_max, P and row_sum. needs_mask:
- * some queries do not see all keys of this tile. at: the query and the key of this thread's first row and column. */
+/* Processes the scores of the first tile of keys: applies the mask, and computes row_max, P and row_sum. needs_mask: 1
+ * if some queries do not see all keys of this tile. at: the query and the key of this thread's first row and column. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2], float row_sum[2],
                                   const te__attn_fwd_params *p, const te__attn_score_tile &t, int needs_mask,
@@ -463,7 +464,8 @@ TE_FN te__attn_fwd_output te__attn_fwd_output_of(const te__attn_fwd_params *p, c
 
 template <te_dtype T, class C, int HEADS, class F>
 TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barriers *bars, const uint32_t tiles[3]) {
-    /* the number of this consumer warpgroup; the shuffle tells the compiler that it is the same in all lanes */
+    /* The number of this consumer warpgroup. The shuffle tells the compiler that this number is the same in all
+     * lanes. */
     const int group = __shfl_sync(~0u, (int)threadIdx.x / 128 - 1, 0);
     const int lane = (int)threadIdx.x % 32, row = group * 64 + (int)threadIdx.x / 32 % 4 * 16 + lane / 4;
     te__attn_fwd_fragments<C> r;
@@ -520,8 +522,9 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         te__attn_pack_p<T>(r);
 
         w = next, rows = next_rows, add = 0;
-        /* With a cache and no window only the first two tiles may need the mask, because the 64 queries of a warpgroup
-         * end in one or two tiles. The second one is processed here, so that the loop has no code for masks. */
+        /* With a cache and no window, only the first two tiles may need the mask, because the positions of a
+         * warpgroup's 64 queries lie in one or two tiles of keys. The second one is processed here, so that the loop
+         * has no code for masks. */
         constexpr int LOOP_MASKS = te__attn_masks_later_tiles<F>() && !(F::CACHED && F::LEFT < 0 && F::RIGHT <= 0);
         int j = t.end - 2;
         if (F::CACHED && !LOOP_MASKS && j >= t.first) {
@@ -585,7 +588,8 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
     /* With a causal mask, the quarter of a head's tiles of queries that see the fewest keys see only the first quarter
-     * of the keys. So while these tiles are processed, the keys and values that more heads need fit into the L2. */
+     * of the keys. So while these tiles are processed, the keys and values that are needed for more heads at once fit
+     * into the L2. */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }

@@ -12,9 +12,9 @@
  * rounded up to an integer. When the sum of a lane's elements of P in a tile exceeds 448, the largest e4m3, row_max is
  * raised by an integer n: P (while it is still f16), O and the softmax sums are divided by 2^n. If the sum is so large
  * that P may have overflowed f16, S of that tile is recomputed instead, and P is computed in f32. P becomes an A
- * operand without a shuffle between lanes, because the keys of V are permuted (te__attn_fp8_byte_of_key): of 32 keys a
- * lane has columns 2 t and 2 t + 1 of four groups of eight, where the operand has columns 4 t to 4 t + 3 of two groups
- * of sixteen.
+ * operand without a shuffle between lanes, because the keys of V are permuted (te__attn_fp8_byte_of_key): of 32 keys,
+ * the accumulators of a lane have columns 2 t and 2 t + 1 (t = lane % 4) of each of four groups of eight, but operand A
+ * has columns 4 t to 4 t + 3 of each of two groups of sixteen.
  *
  * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the

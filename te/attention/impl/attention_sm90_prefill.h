@@ -1,5 +1,5 @@
 /* attention_sm90_prefill.h -- attention of many new rows of each sequence to the keys and values in a cache, in bf16
- * and f16 on compute capability 9.0: a prompt, or a part of a prompt behind the parts that the cache already holds.
+ * and f16 on compute capability 9.0: a prompt, or a part of a prompt that follows the parts already in the cache.
  *
  * The consumers are those of attention_sm90_forward.h; this file has the producer and the launch. Before the kernel,
  * the keys and values of the new rows have been stored in the cache (TE_ATTENTION_CACHE_STORE), so that all keys of a
@@ -12,8 +12,8 @@
  * in the rest of the last page are zeros, too, because the store has written them there (te_attention_cache.zero_rows):
  * P of a masked key is 0, and its product with an infinity or a NaN would be NaN.
  *
- * Floor: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees.
- * Measurements: docs/notes/attention_decode.md.
+ * Floor: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees. Measurements:
+ * docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_PREFILL_H
@@ -21,10 +21,10 @@
 
 #include "attention_sm90_forward.h" /* the consumers, the scheduler of tiles, the arguments */
 
-/* The sizes of te__attn_fwd_traits. If WHOLE_ROWS is 1, a box has all columns of its rows, so that there are as few
- * boxes as possible: TMA needs some 80 clocks for each box, however small it is. Then a tile of K or V in shared memory
- * is [groups of eight rows, D / 64, 8, 64]. If the head size is no multiple of 64, a box has 64 columns, as in
- * attention_sm90_forward.h. */
+/* The constants of the prefill kernel: those of te__attn_fwd_traits, except that boxes may be wider. If WHOLE_ROWS is
+ * 1, a box has all columns of its rows, so that there are as few boxes as possible: TMA needs some 80 clocks for each
+ * box, however small it is. Then a tile of K or V in shared memory is [groups of eight rows, D / 64, 8, 64]. If the
+ * head size is no multiple of 64, a box has 64 columns, as in attention_sm90_forward.h. */
 template <int D, int V> struct te__attn_prefill_traits : te__attn_fwd_traits<D, V> {
     typedef te__attn_fwd_traits<D, V> base;
     static constexpr int WHOLE_ROWS = D % 64 == 0 && V % 64 == 0;
@@ -34,11 +34,13 @@ template <int D, int V> struct te__attn_prefill_traits : te__attn_fwd_traits<D, 
 };
 
 typedef struct te__attn_prefill_params {
-    /* common.kv maps the keys of the cache, and v its values: with WHOLE_ROWS [pages, kv_heads * page_rows / 8, D / 64,
-     * 8, 64], else [pages, page_rows, kv_heads, D], where D is the head size of keys or values */
+    /* The tensor maps of the cache: common.kv for its keys, and v for its values. With WHOLE_ROWS, their dimensions are
+     * [pages, kv_heads * page_rows / 8, D / 64, 8, 64], else [pages, page_rows, kv_heads, D], where D is the head size
+     * of keys or values. */
     te__attn_fwd_value_params maps;
     te_attention_cache cache;
-    int box_rows; /* the number of rows of a box: those of a page, or those of a tile if a page is larger */
+    /* the number of rows of a box: the rows of a page or, if pages are larger than tiles, the rows of a tile */
+    int box_rows;
 } te__attn_prefill_params;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
@@ -109,7 +111,8 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
         const te__attn_mask mask = te__attn_fwd_mask<F>(p, walk.at.count, keys);
         const te__attn_range t = te__attn_fwd_key_tiles<C>(mask, w.query, C::ROWS);
         const int head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
-        /* The page numbers of the next two tiles. They are looked up one tile ahead of their use. */
+        /* now, next: the page numbers of the tile of keys to load next, and of the tile after it. They are looked up
+         * one tile ahead of their use. */
         int now = 0, next = 0;
         /* The first tile of K is loaded before Q, because the consumers may still be using the stage of Q. */
         if (w.head >= 0) {

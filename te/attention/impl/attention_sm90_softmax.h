@@ -250,8 +250,9 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
         const int row = to.query + 8 * e;
         float sum = r.row_sum[e] + __shfl_xor_sync(~0u, r.row_sum[e], 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        /* the sum is at least 1, because row_max is the score of one of the row's keys or of its sink: P of that one is
-         * 1 (in FP8, where row_max is rounded up but P has the factor 16, it is more) */
+        /* The sum is at least 1, because row_max is the score of one of the row's keys or of its sink, and P of that
+         * key or sink is 1. (In FP8, where row_max is rounded up but P has the factor 16, P of that key is more than
+         * 1.) */
         const int is_empty = MAY_BE_EMPTY && sum == 0;
         const float inverse = is_empty ? 0.0f : to.factor * te_reciprocal(sum);
         void *const first = te__attn_out_at(to.out, (int64_t)row * to.width + lane % 4 * 8, to.scale);
@@ -271,8 +272,8 @@ TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__a
             to.lse[row] = is_empty ? INFINITY : r.row_max[e] * to.score_unit + logf(sum);
     }
     if (!to.amax) return;
-    /* The amax is computed from the stored numbers, which are read back, because no registers are left for it while O
-     * is in use. */
+    /* The amax is computed after the loop, from the stored numbers, because no registers are left for it while O is in
+     * use. */
     uint32_t amax = 0;
     for (int row = to.query; row <= to.query + 8; row += 8) {
         const uint16_t *from = (const uint16_t *)to.out + (int64_t)row * to.width + lane % 4 * 8;

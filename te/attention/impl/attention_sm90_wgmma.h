@@ -10,9 +10,9 @@
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
  *
- * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. From every eight columns 8
- * j to 8 j + 7 it has two columns of both rows, c = 8 j + 2 (l % 4) and c + 1: those of row r are its elements 4 j and
- * 4 j + 1, those of row r + 8 its elements 4 j + 2 and 4 j + 3. An A operand in registers has the same layout, packed
+ * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. In each group of eight
+ * columns, 8 j to 8 j + 7, it has columns c = 8 j + 2 (l % 4) and c + 1 of both rows: its elements 4 j and 4 j + 1
+ * belong to row r, its elements 4 j + 2 and 4 j + 3 to row r + 8. An A operand in registers has the same layout, packed
  * to 16 bits in pairs: the wgmma that multiplies columns 16 k to 16 k + 15 of A takes the lane's elements 8 k to 8 k +
  * 7.
  */
@@ -103,7 +103,7 @@ TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int box_bytes, int row
     const uint64_t next_box = (uint64_t)(box_bytes >> 4), next_rows = (uint64_t)(rows8_bytes >> 4);
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* Return the descriptor of a tile with `rows` rows in each box, whose boxes lie one behind the other. */
+/* Returns the descriptor of a tile with `rows` rows in each box, whose boxes are contiguous in shared memory. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     return te__attn_tile_descriptor(address, rows * 128, 1024);
 }
@@ -172,9 +172,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* Loads rows of all columns of a matrix in global memory to shared memory by TMA, as the box of a map of 8 x 64 blocks:
- * [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows; z: the index of the matrix. bar: the
- * mbarrier that counts the bytes that have arrived. */
+/* Loads complete rows of a matrix to shared memory by TMA, with a tensor map that divides the matrix into blocks of 8 x
+ * 64. The layout in shared memory is [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows; z:
+ * the index of the matrix. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_groups(uint32_t to, const CUtensorMap *from, int group, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(to),
@@ -312,7 +312,8 @@ TE_FN void te__attn_warpgroup_sync(int group) {
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* Returns whether there are kernels for these head sizes. head_dim: that of q and k; value_dim: that of v. */
+/* Returns whether there are kernels for these head sizes. head_dim: the head size of q and k; value_dim: the head size
+ * of v. */
 TE_BOTH constexpr bool te__attn_sm90_supports(int head_dim, int value_dim) {
     return head_dim == value_dim ? head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 192 ||
                                        head_dim == 256

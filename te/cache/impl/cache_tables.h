@@ -19,13 +19,13 @@ typedef struct te_cache_layer {
     const te_model *model;
     int op;
     te_cache_format format;
-    /* the distance from the start of one page to the start of the next, in elements of the list's dtype or, in the
+    /* the distance from the start of one page to the start of the next, in elements of the op list's dtype or, in the
      * formats of 8 bits, in bytes */
     int64_t page_elements;
     char *pages;           /* the address of this layer's part of page 0 */
 } te_cache_layer;
 
-/* The sizes of a cache, and the cache's arrays in target memory, which kernels read and write. */
+/* The sizes of a cache, and pointers to its arrays in target memory, which kernels read and write. */
 typedef struct te_cache_tables {
     /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has a single page; table_width: the number
      * of entries in each row of `table` */
@@ -47,8 +47,8 @@ typedef struct te_cache_tables {
     char *pages_memory; /* [pages, page_bytes] */
     int64_t page_bytes;
     int32_t *slot;      /* [sequences]: for each sequence of the current batch, its index in the cache */
-    /* [sequences]: for each sequence of the current batch, how many of its tokens were in the cache before the batch;
-     * -1: its new tokens did not fit, or its slot is TE_CACHE_PADDING */
+    /* [sequences]: for each sequence of the current batch, how many of its tokens were in the cache before the batch,
+     * or -1 if its new tokens did not fit or its slot is TE_CACHE_PADDING */
     int32_t *past;
     /* memory in which the decoding kernel stores partial results (te_attention_cache) */
     float *partials;
@@ -63,7 +63,7 @@ typedef struct te_cache {
     te_cache_tables t;
     /* the address of this struct when it was initialised, by which a call detects that the struct was moved */
     const struct te_cache *at;
-    int begun_rows; /* the number of rows of the last te_cache_begin's batch; 0: there was none */
+    int begun_rows; /* the number of rows of the batch of the last te_cache_begin, or 0 if there was none */
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;
