@@ -66,9 +66,9 @@ TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, 
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
-/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels that run
- * before and after the GEMM in a pass. The small kernels are needed because a custom kernel, unlike cuBLASLt's kernels,
- * starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
+/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. The small kernels stand for the kernels
+ * that run before and after the GEMM in a pass. They are needed because a kernel of this library, unlike cuBLASLt's
+ * kernels, starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
  * te__launch_follows_kernel). */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
