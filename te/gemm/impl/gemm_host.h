@@ -34,9 +34,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
 }
 enum { TE__SKINNY_M = 8 };
 /* Returns whether the skinny loop computes the product: if D has at most TE__SKINNY_M rows, B is transposed, as in x
- * weight^T, and the operands are not FP8. Otherwise the blocked loop does, which adds up the terms of a sum in another
- * order. A program that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT,
- * which leaves the skinny loop out. */
+ * weight^T, and the operands are not FP8. Otherwise the blocked loop computes the product, which adds up the terms of a
+ * sum in another order. A program that needs bitwise identical rows in batches of any size is compiled with
+ * -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -99,7 +99,8 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* How many bytes ahead of its use the skinny loop prefetches the weight into the cache. */
 enum { TE__SKINNY_AHEAD = 8192 };
 
-/* Loops for registers of 4, 8 and 16 floats, of which a program needs one or, for several te_isa, all three. */
+/* The inner loops exist for registers of 4, 8 and 16 floats. A program contains one of these versions or, if it selects
+ * instructions at run time (te_isa), all three. */
 #if defined __AVX512F__
 #define TE__LANES_COMPILED 16
 #elif defined __AVX__
@@ -232,8 +233,8 @@ typedef struct te__skinny_args {
     int64_t rows, first; /* the rows of the weight, and the column of D that belongs to the first of them */
 } te__skinny_args;
 
-/* sum[16 r + i] += the products w[p] a[r stride + p] of all p with p % 16 == i, for r < count, where p < kk is a
- * multiple of 16 (te__skinny_micro). */
+/* Adds to sum[16 r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i. kk
+ * must be a multiple of 16 (te__skinny_micro). */
 TE_FN void te__skinny_add(float *sum, const float *a, int64_t stride, const uint8_t *w, int64_t kk, int count,
                           te_dtype dtype, te_isa isa) {
     const int lanes = te__lanes_of(isa);
@@ -254,7 +255,7 @@ TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, 
     float sum[4 * TE__SKINNY_LANES], last_of_a[4 * TE__SKINNY_LANES];
     uint8_t last_of_w[4 * TE__SKINNY_LANES];
     memset(sum, 0, sizeof sum);
-    if (rest) { /* the last elements, with zeros behind them */
+    if (rest) { /* the elements behind the last multiple of 16, padded with zeros */
         memset(last_of_a, 0, sizeof last_of_a), memset(last_of_w, 0, sizeof last_of_w);
         memcpy(last_of_w, w + whole * size, rest * (size_t)size);
         for (int r = 0; r < count; r++)
@@ -412,8 +413,8 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     n.g = g, n.product = scratch;
     return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
-/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
- * of backward, which te_gemm_run does on the host in any case. */
+/* The function that a model, a list of ops of dtype T, calls to run its GEMMs. trains: 1 if this function must also
+ * support the GEMMs of backward, which te_gemm_run does on the host in any case. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 
 #endif

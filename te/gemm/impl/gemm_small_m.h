@@ -13,8 +13,8 @@
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
  * of each tile of this wave is split over several clusters: these store partial sums in the workspace, and the cluster
- * that finishes last adds up the partial sums in the order of k. So results are bitwise reproducible, and no block
- * waits for a block of another cluster.
+ * that finishes last adds them up in the order of k. So results are bitwise reproducible, and no block waits for a
+ * block of another cluster.
  *
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.
@@ -66,11 +66,11 @@ typedef struct te_small_m {
     /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the k of each of these tiles
      * is split */
     int split_tiles, splits;
-    /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the sums over each part of
-     * k */
+    /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the partial sums over each
+     * part of k */
     float *partial_sums;
-    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: for how many parts of k the warp with this number has stored
-     * its sums; 0 before and after the kernel */
+    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: counts the parts of k whose partial sums the warp with this
+     * number has stored; 0 before and after the kernel */
     uint32_t *arrived;
 } te_small_m;
 
