@@ -19,10 +19,9 @@
  * All matrices are row-major, and sums are computed in float. te_gemm_run uses cuBLASLt; for each shape, the context
  * caches a plan (the descriptors and the algorithm). A build with TE_NO_CUBLASLT neither includes nor links cuBLASLt;
  * te_gemm_run then uses kernels with mma.sync. On a CPU te_gemm_run uses a CBLAS library (compile with -DTE_CBLAS and
- * link one), or else a blocked loop. te_gemm_fp8_run runs cuBLASLt or a kernel of this library: the one that a fixed
- * rule selects or, with ctx.gemm_tune on, the one that a timing found faster. For a weight gradient in FP8 set g.out to
- * f32 and g.beta to 1. Such weight gradients, and all FP8 GEMMs without fast accumulation (g.fast is 0), are always run
- * by cuBLASLt.
+ * link one), or else a blocked loop. te_gemm_fp8_run runs cuBLASLt or a kernel of this library, chosen by a fixed rule
+ * or, with ctx.gemm_tune on, by timing both. For a weight gradient in FP8 set g.out to f32 and g.beta to 1. cuBLASLt
+ * runs such weight gradients, and all FP8 GEMMs without fast accumulation (g.fast is 0).
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H

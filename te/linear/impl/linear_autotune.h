@@ -1,5 +1,6 @@
-/* linear_autotune.h -- chooses a strategy for a forward step that begins with a linear (linear_strategy.h): by a
- * built-in rule or, if autotuning is on in the context, the strategy that was measured to be the fastest.
+/* linear_autotune.h -- chooses a strategy for a forward step (several fused ops) that begins with a linear
+ * (linear_strategy.h): by a built-in rule or, if autotuning is on in the context, the strategy that was measured to be
+ * the fastest.
  */
 #ifndef TE_LINEAR_AUTOTUNE_H
 #define TE_LINEAR_AUTOTUNE_H
@@ -29,9 +30,9 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs the kernels that a strategy leaves to others before GEMM `next` can read the result in FP8, so that its time
- * includes them: a cast, if the strategy has not stored the result in FP8; and a transpose, if forward saves the
- * operand for the weight's gradient and the strategy has not stored it transposed. */
+/* Runs the kernels that GEMM `next` needs, besides those of the strategy, before it can read the result in FP8. They
+ * are timed as part of the strategy: a cast, if the strategy has not stored the result in FP8; and a transpose, if
+ * forward saves the operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
@@ -88,7 +89,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    /* r->x and r->y, the model's input and output, lie in this memory, too, because nothing may write the caller's */
+    /* r->x and r->y, the model's input and output, lie in this memory, too, because a trial must not write the caller's
+     * memory */
     r->x.data = base + at, at += widest;
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
@@ -226,8 +228,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    /* the strategies are timed during the dry run, so that the dry run and the run that follows it use the same
-     * strategy */
+    /* the strategies are timed during the dry run (which checks the call but launches none of its kernels), so that the
+     * dry run and the run that follows it use the same strategy */
     if (!found && r->dry && te__gemm_may_time(r->ctx)) {
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);

@@ -15,7 +15,7 @@
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise
- * kernel that precedes the gather, or a cast, stores a rank's rows in FP8. Otherwise rows are gathered in the list's
+ * kernel that precedes the gather, or a cast, stores a rank's rows in FP8. Otherwise rows are gathered in the model's
  * dtype, and the GEMM starts after the gather.
  *
  * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
@@ -30,8 +30,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Returns whether the linear that begins step s can overlap communication. fp8: 1: a linear whose recipe has one scale
- * per tensor is accepted, too. */
+/* Returns whether the linear that begins step s can overlap communication. fp8: 1 if a linear with an FP8 recipe is
+ * also accepted, provided that the recipe has one scale per tensor. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -83,8 +83,8 @@ TE_API int te__defers_product(const te_run *r, const te_step *s) {
         return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
     return g->memory && all_rows == TE_ROWS_tokens;
 }
-/* Defers the GEMM g to the next step. g's operand A is the current value, or the memory to which a cast has stored the
- * current value; g's result D is y. */
+/* Defers the GEMM g to the next step. g's operand A is the current value (te_run.current), or an FP8 copy of the
+ * current value that a cast has stored; g's result D is y. */
 TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
     g->d = y.data;
     r->deferred.product = *g, r->deferred.kernels = kernels;

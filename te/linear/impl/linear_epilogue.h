@@ -1,6 +1,6 @@
 /* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
- * epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16 bits and, under a
- * recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps
+ * epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16 bits and, under an
+ * FP8 recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps
  * that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues
  * (linear_strategy.h).
  *
@@ -409,10 +409,10 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* Returns the shape of a step's ops in the epilogue of a GEMM. k: their shape in a pointwise kernel. An epilogue
- * computes no scales for an FP8 result (k.scaled), because it sees only some columns of each row and so cannot find the
- * amax of a row or tile. Nor does it store the transpose of a pointwise kernel (k.transposes), because that takes a
- * tile kernel. */
+/* Returns the te_pointwise_shape (compile-time properties) of a step's ops for the epilogue of a GEMM. k: the
+ * te_pointwise_shape of the same ops in a pointwise kernel. An epilogue computes no scales for an FP8 result
+ * (k.scaled), because it sees only some columns of each row and so cannot find the amax of a row or tile. Nor does it
+ * store the transpose of a pointwise kernel (k.transposes), because that takes a tile kernel. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;

@@ -7,8 +7,8 @@
  *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows padded with zeros to a multiple of 16
  *
  *   recipe       scales                                     x and dy become FP8 in
- *   fp8_delayed  one a tensor, from earlier steps           the kernel that produces them, else a cast
- *   fp8_current  one a tensor, from its own amax            a cast, after the kernel that produces them and their
+ *   fp8_delayed  one per tensor, from earlier iterations    the kernel that produces them, else a cast
+ *   fp8_current  one per tensor, from its own amax          a cast, after the kernel that produces them and their
  *                                                           amax; or that kernel, run again (TE_VALUE_amax_only)
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row      one for each row of x and of the weight    the kernel that produces x, else a cast; no FP8 in backward
@@ -282,7 +282,7 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
 /* Sets the operands of both GEMMs of backward, according to the linear's recipe. w: the GEMM for dweight, which is
  * skipped if the weight is frozen. x: the GEMM for dx. If dy is still being gathered (x->ranks is not null), w->a only
  * points to memory for the transpose of dy, which is computed later, when the GEMM for dx has run and all rows of dy
- * are here. */
+ * have arrived. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
                                                   : te__tensorwise_backward(w, x, r, i, dy);
@@ -311,7 +311,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     TE_QUANTIZE_ROWWISE(name##_rows, dtype)                                   \
     TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name##_rows, dtype)                             \
     TE__FP8_OPS_TABLE(name, 0, 0, 0, name##_rows_run, 0, name##_rows_multi_tensor_run, backward)
-/* te/microscaling.h defines these two anew. */
+/* te/microscaling.h redefines the following two macros. */
 #define TE__FP8_OPS_mxfp8(name, ...) TE__NO_MICROSCALING(name, mxfp8)
 #define TE__FP8_OPS_nvfp4(name, ...) TE__NO_MICROSCALING(name, nvfp4)
 #define TE__NO_MICROSCALING(name, recipe)                                                                          \

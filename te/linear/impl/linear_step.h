@@ -20,15 +20,16 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
     return g;
 }
 /* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value, converted
- * to the list's dtype. */
+ * to the model's dtype. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     g->a = x.data, g->b = r->param[i]->data, g->b_quantized = r->param[i]->quantized;
     return TE_OK;
 }
-/* Sets the operands of g, the GEMM y = x weight^T of the step's linear: in FP8 under a recipe, else in the list's
- * format. If the rows of x are still being gathered and g can overlap with that, sets g->ranks; else gathers them. */
+/* Sets the operands of g, the GEMM y = x weight^T of the step's linear: in FP8 under an FP8 recipe, else in the model's
+ * number format. If the gather of x's rows was deferred, sets g->ranks if g can overlap the gather; otherwise gathers
+ * the rows now. */
 TE_API te_status te__linear_begin(te_gemm *g, te__gemm_overlap *ranks, te_run *r, const te_step *s,
                                   const te__linear_kernels *kernels) {
     TE_TRY(te__overlap_gather(g, ranks, r, kernels->unfused, r->current.block < 0));
