@@ -23,8 +23,8 @@ typedef struct te_microscaled_operand {
     const uint8_t *data, *scales; /* the elements, and the swizzled scales */
     const float *amax; /* for NVFP4: points to the largest |x| of the tensor, namely to te_quantize_microscaled.amax[0]
                         * if the operand is rowwise, to amax[1] if it is columnwise. Null for MXFP8 */
-    int columnwise;    /* 1: `data` is yt, the columnwise output of the cast of a matrix [k, lines]; 0: `data` is y, the
-                        * rowwise output of the cast of a matrix [lines, k] */
+    int columnwise;    /* 1 if `data` is yt, the columnwise output of the cast of a matrix [k, lines]; 0 if `data` is y,
+                        * the rowwise output of the cast of a matrix [lines, k] */
 } te_microscaled_operand;
 
 /* A GEMM: D = A B^T, or D + A B^T if `adds` is 1. A is m x k, B is n x k, D is [m, n] in row-major order. */

@@ -46,8 +46,8 @@ typedef struct te_gemm_fp8 {
  * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
-    /* 1: the operand is stored transposed. So A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as
-     * [n, k] if trans_b is 1 */
+    /* 1 if the operand is stored transposed: A is stored as [m, k], or as [k, m] if trans_a is 1; B is stored as [k,
+     * n], or as [n, k] if trans_b is 1 */
     int trans_a, trans_b;
     /* dtype: the number format of bias and aux, and of A and B unless these are in FP8. out: the number format of C and
      * D, which is either `dtype` or f32 */
@@ -55,18 +55,18 @@ typedef struct te_gemm {
     /* formats and scales of A and B for an FP8 GEMM, else zeros. In FP8 A must be [m, k] and B [n, k], and D = alpha
      * inverse_a inverse_b A B^T */
     te_gemm_fp8 a_fp8, b_fp8;
-    /* used in FP8 only. 1: fast accumulation, i.e. the tensor cores hold the sums over all of k, with 14 bits of
-     * mantissa; 0: at intervals along k, the tensor cores' sums are added to sums in float. With blockwise scaling
+    /* used in FP8 only. If 1 (fast accumulation), the tensor cores hold the sums over all of k, with 14 bits of
+     * mantissa; if 0, the tensor cores' sums are added, at intervals along k, to sums in float. With blockwise scaling
      * `fast` has no effect: the tensor cores' sums over each 128 elements of k are always added up in float */
     int fast;
     const void *a, *b, *c;
     void *d;
-    /* used on CUDA only. 1: an earlier kernel of the same forward or backward pass writes B, so this GEMM must not load
-     * B before that kernel has ended; 0: B is a weight, which no kernel of the pass writes, so B may be loaded before
-     * the previous kernel has ended */
+    /* used on CUDA only. 1 if an earlier kernel of the same forward or backward pass writes B, so that this GEMM must
+     * not load B before that kernel has ended; 0 if B is a weight, which no kernel of the pass writes, so that B may be
+     * loaded before the previous kernel has ended */
     int b_is_new;
-    /* not null: B is this quantized weight, [n, k]; trans_b is then 1, and b is not read. Such a GEMM is run by
-     * impl/gemm_quantized.h or impl/gemm_quantized_cuda.h; te_gemm_run refuses it */
+    /* if not null, B is this quantized weight [n, k], trans_b is 1, and b is not read. impl/gemm_quantized.h or
+     * impl/gemm_quantized_cuda.h runs such a GEMM; te_gemm_run returns an error */
     const struct te_quantized_weight *b_quantized;
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
                         * same matrix; cuBLASLt may then round the product to D's format before it adds C, so the last
@@ -74,10 +74,10 @@ typedef struct te_gemm {
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* used on the host, and for a quantized B: memory in the workspace, for as many floats as
-                     * te__gemm_scratch or as many bytes as te__quantized_scratch returns */
+    float *scratch; /* memory in the workspace, used on the host (te__gemm_scratch floats) and for a quantized B
+                     * (te__quantized_scratch bytes) */
     const struct te__gemm_overlap *ranks; /* describes the collective with which the library's own GEMM kernel overlaps
-                                           * this GEMM; null: there is no overlap */
+                                           * this GEMM; null if there is no overlap */
 } te_gemm;
 
 /* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: all dtypes are f32,
@@ -217,7 +217,7 @@ typedef struct te_gemm_tuned {
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* 1: the GEMM's beta is not 0, so that it adds C; 0: the GEMM's beta is 0 */
+    int beta;                  /* 1 if the GEMM's beta is not 0, so that the GEMM adds C; else 0 */
     int candidates;            /* the number of candidate algorithms that were timed */
     /* median times in ns. first_ns: of the candidate that cuBLASLt's heuristic proposes first; best_ns: of the fastest
      * candidate */
@@ -281,13 +281,14 @@ typedef struct te_gemm_choice {
     char pattern[96];
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1: the step was timed in a forward pass that saves tensors for backward; 0: in
-                              * inference */
+    int training;            /* 1 if the step was timed in a forward pass that saves tensors for backward; 0 if it was
+                              * timed in inference */
     /* bit j is 1 if the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a pattern the bits
      * have another meaning: bit 0 is 1 if beta is not 0, bit 1 is 1 if there is a bias */
     unsigned stored_outputs;
     te_gemm_strategy strategy;     /* the fastest strategy */
-    int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns; 0: the strategy cannot run this step */
+    int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns, or 0 if the strategy cannot run this
+                                    * step */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */

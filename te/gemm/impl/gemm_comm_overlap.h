@@ -90,8 +90,8 @@ typedef struct te__overlap_memory {
     void (*write)(void), (*wait)(void); /* the driver's functions cuStreamWriteValue32 (write) and cuStreamWaitValue32
                                          * (wait) */
     int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
-    /* for tests: 1: GEMM and collective run one after the other, with the tiles in the same order as in an overlap, so
-     * that the times differ only by the overlap */
+    /* used in tests. If 1, the GEMM and the collective run one after the other, with the tiles in the same order as in
+     * an overlap, so that the times differ only by the overlap */
     int serial;
     int64_t gathered, scattered; /* statistics: the number of products that ran with a gather, and the number that ran
                                   * with a scatter */
@@ -109,11 +109,11 @@ typedef struct te__gemm_overlap {
     /* for a gather: to[q] is the address, within the A of rank q, to which this rank's rows of A are copied; it points
      * to memory of rank q that this rank has mapped */
     char *to[TE_MAX_RANKS];
-    /* for a gather. 1: this rank's rows are also copied into its own gathered A, which is then complete; the GEMM reads
-     * them from `own` in any case */
+    /* used for a gather. If 1, this rank's rows are also copied into its own gathered A, which is then complete; the
+     * GEMM reads these rows from `own` in any case */
     int keep;
-    /* for a scatter. 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles of one rank's
-     * rows, then those of the next, and those of this rank last */
+    /* used for a scatter. If 1, the order of the tiles alternates between the rows of all ranks; if 0, all tiles of one
+     * rank's rows are computed before those of the next rank, and those of this rank are computed last */
     int interleave;
     /* for a gather: a function that enqueues other work, which runs before the GEMM, while other ranks' rows arrive;
      * null if there is no such work */
@@ -276,7 +276,7 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
     return te__handshake_launch(ctx, te__grid_of(1, 1), &a);
 }
 
-/* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
+/* ---- gather: copies that overlap a GEMM -------------------------------------------------------------------------- */
 
 /* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather (of this rank's rows `own` to
  * to[q] on each rank q), the GEMM, or both; a graph replay repeats the call with the same arguments. If other work is

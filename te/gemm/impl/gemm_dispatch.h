@@ -14,9 +14,10 @@
  * cuBLASLt's epilogue does (te_gemm_strategy). In a build without cuBLASLt the rules below select the custom kernels
  * for many more sizes.
  *
- * te_context.gemm_custom decides when a custom kernel runs: 0: never; 1: if the rules below expect it to be faster; 2:
- * whenever the kernel supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM;
- * functions with "pays" in their name return whether the kernel is expected to be faster than the alternative.
+ * te_context.gemm_custom decides when a custom kernel runs: never if it is 0, if the rules below expect the kernel to
+ * be faster if it is 1, and whenever the kernel supports the GEMM if it is 2. Functions with "can" in their name return
+ * whether a kernel supports a GEMM; functions with "pays" in their name return whether the kernel is expected to be
+ * faster than the alternative.
  */
 #ifndef TE_GEMM_DISPATCH_H
 #define TE_GEMM_DISPATCH_H
@@ -81,8 +82,8 @@ typedef struct te_product_kernels {
 
 /* Limits that decide which kernel runs a GEMM. A wave is one tile on every multiprocessor. */
 enum {
-    /* a size of the weight W, in 16-bit elements; up to this size the skinny kernel's time is mostly that of its
-     * launch, not that of reading W */
+    /* the largest size of the weight W, in 16-bit elements, for which the launch of the skinny kernel takes longer than
+     * reading W */
     TE_SKINNY_LAUNCH_BOUND = 1 << 22,
     /* the smallest k for which the persistent kernel is used; with a smaller k, the prologue of a tile would take too
      * large a share of the time */
@@ -101,7 +102,7 @@ enum {
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
-/* ---- where a custom kernel pays ---------------------------------------------------------------------------------- */
+/* ---- for which sizes a custom kernel is faster ------------------------------------------------------------------- */
 
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);

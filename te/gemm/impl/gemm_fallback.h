@@ -374,7 +374,7 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* Returns the kernel for products of dtype T with p->trans_a and p->trans_b, or null if the program does not contain
  * it. Without TRAINS, i.e. for inference only, a program contains just the 16-bit kernels of A B^T, because a linear
- * multiplies its input by the transpose of its weight. small_m: 1: return the kernel with tiles of
+ * multiplies its input by the transpose of its weight. small_m: 1 to return the kernel with tiles of
  * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: set to a number below 16
  * that identifies the kernel (te__fallback_allow_shared). */
 template <te_dtype T, int TRAINS>

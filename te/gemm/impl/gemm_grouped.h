@@ -28,11 +28,11 @@ typedef struct te_grouped {
     const void *a;         /* forward: x; dgrad and wgrad: dy */
     const void *b;         /* forward and dgrad: weight; wgrad: x */
     void *d;               /* y, dx or dweight */
-    const te_quantized_weight *quantized; /* for forward on the host: the quantized weight, which is used instead of b;
-                                           * null: the weight is b */
+    const te_quantized_weight *quantized; /* for forward on the host: the quantized weight, which is used instead of b,
+                                           * or null if the weight is b */
     const int32_t *offset; /* [groups + 1], in the memory of the target; offset[0] need not be 0 */
-    const int32_t *slot;   /* for forward on CUDA: row i of the input is row slot[i] / top_k of x; null: it is row i of
-                            * x */
+    const int32_t *slot;   /* for forward on CUDA: row i of the input is row slot[i] / top_k of x or, if `slot` is null,
+                            * row i of x */
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
     int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
     te_grouped_kind kind;
@@ -40,7 +40,7 @@ typedef struct te_grouped {
     int ranks;             /* `rows` is an upper bound for the groups of this many ranks together, each of which has
                             * `groups` groups */
     int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
-    int accumulate;        /* for wgrad. 1: the product is added to dweight; 0: dweight is overwritten */
+    int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
     te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
 } te_grouped;
 
@@ -137,7 +137,7 @@ TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, c
 template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD,
-        B_TRANSPOSED = KIND != TE_GROUPED_FORWARD, /* 1: a row of B's tile holds the elements of all columns at one
+        B_TRANSPOSED = KIND != TE_GROUPED_FORWARD, /* 1 if a row of B's tile holds the elements of all columns at one
                                                     * index of the inner dimension */
         K = TE_GROUPED_DEPTH,
         /* in a tile of 16 x 64, half of the warps multiply the first half of each stage's inner dimension, and the

@@ -217,7 +217,7 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 #endif
 }
 
-/* ---- a few rows -------------------------------------------------------------------------------------------------- */
+/* ---- GEMMs of a few rows ----------------------------------------------------------------------------------------- */
 
 /* The skinny loop. Each block (on a CPU, the unit of work that a thread takes) computes TE__SKINNY_BLOCK columns of D,
  * one after the other: it multiplies a row of the weight, whose elements are converted to float in registers, by up to
@@ -323,8 +323,9 @@ typedef struct te__scaled_tile {
 } te__scaled_tile;
 
 /* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
- * the product are multiplied. rowwise 0: the factors for the sums over 128 columns from `col` on, all 1 if m has
- * rowwise scales. rowwise 1: the factors for the sums over all k columns, all 1 if m has no rowwise scales. */
+ * the product are multiplied. If `rowwise` is 0, f gets the factors for the sums over 128 columns from `col` on, all 1
+ * if m has rowwise scales. If `rowwise` is 1, f gets the factors for the sums over all k columns, all 1 if m has no
+ * rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)

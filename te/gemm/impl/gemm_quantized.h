@@ -56,7 +56,7 @@ TE_API te_dtype te__dtype_of_block(te_block_format f) {
     return f == TE_BLOCK_f32 ? TE_f32 : f == TE_BLOCK_f16 ? TE_f16 : TE_bf16;
 }
 
-/* ---- by integers ------------------------------------------------------------------------------------------------- */
+/* ---- dot products of integers ------------------------------------------------------------------------------------ */
 
 enum {
     /* the largest number of rows of A for which the skinny kernels are faster than te__x86_tile */

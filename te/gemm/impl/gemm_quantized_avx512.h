@@ -34,7 +34,8 @@ TE__AVX512_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
 TE__AVX512_FN __m512i te__avx512_bytes(te__weight_group a, te__weight_group b) {
     return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
 }
-/* Returns one bit for each of the first 16 (at: 0) or the last 16 (at: 2) codes of four groups in q5_0 or q5_1. */
+/* Returns the fifth bit of each of the first 16 (at: 0) or the last 16 (at: 2) codes of each of four groups, in q5_0 or
+ * q5_1. */
 TE__AVX512_FN __mmask64 te__avx512_fifth_bits(const te__weight_group b[4], int at) {
     uint64_t bits = 0;
     for (int i = 0; i < 4; i++) bits |= (uint64_t)te__read_u16(b[i].codes - 4 + at) << 16 * i;

@@ -50,7 +50,7 @@ struct te__cells_of {
         SCALES = GROUPS * (LOW + HIGH), /* offset of a cell's scales */
         /* bytes of the scales of 16 rows, which lie behind their cells (int8) */
         ROW_SCALES = F == TE_BLOCK_int8 ? (int)TE_CELL_ROWS * (int)TE_BLOCK_ROW_SCALE : 0,
-        /* 1: a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
+        /* 1 if a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
         PAIRS = GROUPS > 1 && !IS_K,
         SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups with one scale; not used if the scale is that of
                                          * the row (int8) */
@@ -63,7 +63,7 @@ struct te__cells_of {
                    : F == TE_BLOCK_q6_k                                                    ? 5
                                         : -1, /* no zero point, or one per block */
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
-        HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
+        HALVES = F == TE_BLOCK_q6_k, /* 1 if each half of a group has a scale of its own */
         /* the columns of a lane's eight codes in a group: four from T_COLUMNS (lane % 4) on, and four from HALF columns
          * further on */
         T_COLUMNS = HALVES ? 4 : 8,

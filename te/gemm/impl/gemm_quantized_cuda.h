@@ -64,8 +64,9 @@ typedef struct te__quantized {
     int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
                          * these do not fit, a multiple of `stride` */
     int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
-    int early_weights;  /* 1: the previous kernel does not write W, so W is loaded before that kernel has ended */
-    int out_f32;        /* 1: y and c are in f32; 0: they have A's dtype */
+    int early_weights;  /* 1 if the previous kernel does not write W, so that W is loaded before that kernel has
+                         * ended */
+    int out_f32;        /* 1 if y and c are in f32, 0 if they have A's dtype */
 } te__quantized;
 
 /* Constants, and the layout of a block's shared memory, in this order: barriers, the scales of each warp, fragments
@@ -74,16 +75,16 @@ typedef struct te__quantized {
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        /* launch bound. 2: the compiler uses at most 64 registers, with which a kernel with one column tile is as fast
-         * as without the bound or up to 4% faster. The k-quants need more registers */
+        /* launch bound. With 2 the compiler uses at most 64 registers, with which a kernel with one column tile is as
+         * fast as without the bound or up to 4% faster. The k-quants need more registers */
         MIN_BLOCKS = N == 1 && !(int)te__cells_of<F>::IS_K ? 2 : 1,
         STEP_K = te__cells_of<F>::IS_8BIT ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
         SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* number of groups added unscaled */
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
         X_STEP = (int)STEP_K * 2,                                                         /* bytes of a column of A */
-        /* a k-quant's scales are converted, a step at a time, in memory of each warp; these are its bytes for a group,
-         * with 16 bytes of padding, so that groups lie in different banks */
+        /* bytes, for a group, of the memory into which each warp converts a k-quant's scales, a step at a time; with 16
+         * bytes of padding, so that groups lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
         EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */

@@ -48,12 +48,13 @@ enum {
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
-                  * wanted */
+    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null if no amax
+                  * is wanted */
     float alpha;
     int m, n, k; /* k: in elements */
-    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
-    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int rowwise;       /* for TE_OPERANDS_FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
+    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
+     * end */
     int early_weights;
 } te_skinny;
 

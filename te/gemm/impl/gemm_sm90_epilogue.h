@@ -133,13 +133,13 @@ typedef struct te__sm90_epilogue_tile {
     uint32_t ring;
     int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
-    int is_last;        /* 1: this is the block's last tile, whose epilogue the eight consumer warps share */
-    /* 1: the te_epilogue_fn need not test which outputs to store, which is known at compile time (te_epilogue_outputs),
-     * nor where D ends, because the whole tile lies within D */
+    int is_last;        /* 1 if this is the block's last tile, in whose epilogue the eight consumer warps help */
+    /* 1 if the te_epilogue_fn need not test which outputs to store, because this is known at compile time
+     * (te_epilogue_outputs), nor where D ends, because the whole tile lies within D */
     int is_branch_free;
-    int transposes;     /* 1: the epilogue also stores the transpose of its FP8 output */
-    int adds_ranks;     /* for reduce_scatter: 1: this rank owns the tile's rows, so the epilogue adds the sums of the
-                         * other ranks */
+    int transposes;     /* 1 if the epilogue also stores the transpose of its FP8 output */
+    int adds_ranks;     /* for reduce_scatter: 1 if this rank owns the tile's rows, so that the epilogue adds the sums
+                         * of the other ranks */
 } te__sm90_epilogue_tile;
 
 /* A quarter of a tile (128 rows of 64 columns), as seen by one lane. */

@@ -74,8 +74,8 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    /* No tile precedes the first one, so no source must be prefetched for `before`. A positive split says so, as it
-     * does for the work of a Stream-K helper, which runs no epilogue. */
+    /* Before the first tile there is no tile for which the epilogue's source must be prefetched. The positive split
+     * marks `before` as work without an epilogue, like that of a Stream-K helper. */
     before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
@@ -263,7 +263,7 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     int has_packed = 0;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
         const int steps = w.end_step - w.first_step;
-        /* the quarter of the previous tile, 0 to 3, that is staged next; 4: no quarter is left */
+        /* the quarter of the previous tile (0 to 3) that is staged next, or 4 if no quarter is left */
         int next = has_packed ? 0 : 4;
 #pragma unroll 1
         for (int s = 0; s < steps; s++) { /* not unrolled: eight copies of the step took half of the compile time */

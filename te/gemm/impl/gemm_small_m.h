@@ -51,16 +51,17 @@ enum {
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: all scales are 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
-                  * wanted */
+    const float *x_inverse, *w_inverse; /* for FP8: 1 / scale, or null if all scales are 1 */
+    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null if no amax
+                  * is wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* number of rows of x in shared memory: m rounded up to 16, 32, 64 or 128; the rows beyond m are
                         * zeros */
     int stages;        /* how many stages of the ring this launch uses */
-    int rowwise;       /* for FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
-    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int rowwise;       /* for FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
+    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
+     * end */
     int early_weights;
     int full_waves;    /* the number of tiles that each cluster computes over all of k, before those of the last wave */
     /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the k of each of these tiles
@@ -359,7 +360,7 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 
 /* Defines a kernel. type: the struct of its arguments, which begins with a te_small_m; operands: TE_OPERANDS_16BIT or
  * TE_OPERANDS_FP8; dtype: the dtype of y, and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the struct's
- * address as its `arg`; exists: 0: the kernel is empty. */
+ * address as its `arg`; exists: 0 if the kernel is to be empty. */
 #define TE_SMALL_M_KERNEL(name, type, operands, dtype, epilogue, exists)                                              \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SMALL_M_THREADS, 1) name(const __grid_constant__ type p) {  \
         __shared__ te_small_m_barriers bars;                                                                          \

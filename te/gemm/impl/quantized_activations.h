@@ -24,7 +24,7 @@ enum { TE__GROUP = 32 };
  * arrays lie in scratch memory, each at a multiple of 64 bytes. */
 typedef struct te__activations {
     int64_t m, k;
-    int block;         /* 32 or 256: the number of activations that share a scale d; k is a multiple of it */
+    int block;         /* the number of activations that share a scale d: 32 or 256; k is a multiple of this number */
     int8_t *q;         /* [m, k] */
     /* [m, k / 32]: the scale d of each group of 32 activations; in blocks of 256, the d of the block in which the group
      * lies */

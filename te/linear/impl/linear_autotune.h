@@ -181,8 +181,8 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
-    /* bit 0: the step stores its result in FP8; bit j: op j of the step stores its output. Op 0, the linear, has no
-     * bit */
+    /* bit 0 is 1 if the step stores its result in FP8; bit j is 1 if op j of the step stores its output. Op 0, the
+     * linear, has no bit */
     c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0;
     return 1;
 }

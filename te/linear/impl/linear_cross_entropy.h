@@ -120,7 +120,7 @@ TE_API int te__loss_in_backward_pays(int64_t capacity, int64_t vocabulary, int64
     return rows >= te_min(capacity, TE_LOSS_IN_BACKWARD_ROWS) || vocabulary * hidden <= TE_LOSS_IN_BACKWARD_WEIGHT;
 }
 
-/* ---- what both passes use ---------------------------------------------------------------------------------------- */
+/* ---- shared by forward and backward ------------------------------------------------------------------------------ */
 
 /* The state of a pass over the logits. */
 typedef struct te__linear_loss {
@@ -247,7 +247,7 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
 /* Backward of the rows [row, row + p.rows): computes all pieces of their logits and adds to dweight and dx. sums: the
- * f32 buffer in which dx of these rows is summed; null: dx is summed in place. */
+ * f32 buffer in which dx of these rows is summed, or null if dx is summed in place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {

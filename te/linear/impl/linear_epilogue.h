@@ -38,7 +38,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
-    const void *c; /* [m, n], a matrix that is added to the GEMM's result; null: nothing is added */
+    const void *c; /* [m, n], a matrix that is added to the GEMM's result, or null */
     int n;
 } te_unfused_gemm;
 
@@ -77,10 +77,10 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* The library's kernels for a GEMM without other ops. Template arguments: FORWARD: 1: for forward, which also has
- * skinny kernels; 0: for backward. SIXTEEN: 1: kernels for 16-bit operands of type T are included. FORM: the operands
- * of the skinny FP8 kernel; TE_OPERANDS_16BIT: there is no such kernel. A: the FP8 format of x (forward) or dy
- * (backward) in the persistent FP8 kernel; if A is T, there is no such kernel. */
+/* The library's kernels for a GEMM without other ops. Template arguments: FORWARD: 1 for forward, which also has skinny
+ * kernels; 0 for backward. SIXTEEN: 1 if kernels for 16-bit operands of type T are included. FORM: the operands of the
+ * skinny FP8 kernel, or TE_OPERANDS_16BIT if there is no such kernel. A: the FP8 format of x (forward) or dy (backward)
+ * in the persistent FP8 kernel; if A is T, there is no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -122,7 +122,7 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 }
 #endif
 
-/* ---- what is known of the arguments ------------------------------------------------------------------------------
+/* ---- variants of the epilogue for known arguments ----------------------------------------------------------------
  *
  * The model's list of ops determines at compile time which ops of a step save an output and in which form the step
  * stores its result. But a call may need fewer outputs (inference saves nothing) or other outputs (in the first
@@ -137,8 +137,8 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    /* the arguments of the ops in the epilogue. pointwise.x: memory for the GEMM's result; null: that result is not
-     * stored */
+    /* the arguments of the ops in the epilogue. pointwise.x: memory for the GEMM's result, or null if that result is
+     * not stored */
     te_pointwise pointwise;
 } te_product;
 

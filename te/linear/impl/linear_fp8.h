@@ -81,7 +81,7 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
  * / scale. */
 typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
-/* Acquires scratch memory for a value of `cols` columns in FP8 and its scales. transposed: 1: the memory is for the
+/* Acquires scratch memory for a value of `cols` columns in FP8 and its scales. transposed: 1 if the memory is for the
  * value's transpose. */
 TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
     const int64_t rows = te__capacity_rows(r);
@@ -189,14 +189,14 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* Transposes v, which is in FP8, to scratch memory at *transposed. wanted: 0: the function only acquires the memory and
- * computes nothing, because the workspace must have the same size whether the transpose is needed or not. */
+/* Transposes v, which is in FP8, to scratch memory at *transposed. If `wanted` is 0, the function only acquires the
+ * memory and computes nothing, because the workspace must have the same size whether the transpose is needed or not. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
 /* Computes the transpose, in FP8 with the scale that forward used, of the input of linear i, which forward has not
- * saved in FP8. wanted: 0: the function only acquires memory for the transpose and computes nothing. */
+ * saved in FP8. If `wanted` is 0, the function only acquires memory for the transpose and computes nothing. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);
@@ -235,7 +235,7 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     return TE_OK;
 }
 /* Sets *xt to the transpose of linear i's input, for the weight's gradient: the saved transpose, or one that is
- * computed here. trains: 0: the weight is not trained in this call; the function then acquires the same memory but
+ * computed here. trains: 0 if the weight is not trained in this call; the function then acquires the same memory but
  * launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -269,7 +269,7 @@ TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_r
     return TE_OK;
 }
 
-/* ---- by recipe --------------------------------------------------------------------------------------------------- */
+/* ---- functions that depend on the recipe ------------------------------------------------------------------------- */
 
 /* Sets the operands of the GEMM y = x weight^T of linear i, according to the linear's recipe. */
 TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {

@@ -100,7 +100,7 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
     return TE_OK;
 }
 
-/* ---- by recipe --------------------------------------------------------------------------------------------------- */
+/* ---- functions that depend on the recipe ------------------------------------------------------------------------- */
 
 /* Defines the cast of a model under mxfp8 or nvfp4, and its table of functions, `name`##_fp8 (TE_FP8_OPS). backward:
  * te__fp8_backward, or 0 if the model is for inference only. */
