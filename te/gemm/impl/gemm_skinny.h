@@ -48,8 +48,8 @@ enum {
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null if no amax
-                  * is wanted */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
+                  * if no amax is wanted */
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* for TE_OPERANDS_FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */

@@ -73,8 +73,8 @@ typedef struct te__sm90_gemm_params {
     /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel adds up: one row for
      * each of a tile's three epilogue warps; null if no column sums are wanted */
     float *column_sums;
-    float *amax;        /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null if
-                         * no amax is wanted */
+    float *amax;        /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is
+                         * smaller; null if no amax is wanted */
     float *inverse;     /* [2]: receives 1 / scale and the scale of the FP8 output (te_scale_save); null if these are
                          * not wanted */
     const float *scale;

@@ -52,8 +52,8 @@ enum {
 typedef struct te_small_m {
     CUtensorMap w, x;
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale, or null if all scales are 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null if no amax
-                  * is wanted */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
+                  * if no amax is wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* number of rows of x in shared memory: m rounded up to 16, 32, 64 or 128; the rows beyond m are
