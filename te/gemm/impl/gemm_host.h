@@ -147,7 +147,7 @@ TE_FN int te__lanes_of(te_isa isa) {
 /* The blocked loop. Each block (on a CPU, the unit of work that a thread takes) computes one tile of D, 96 x 64. For
  * each 256 elements of k the block first copies ("packs") the tile's slices of A and B into the order in which the
  * inner loop reads them. The inner loop accumulates 12 x 16 sums in registers with AVX-512, 6 x 16 with AVX2, and 4 x
- * 16 without, where there are fewer registers. */
+ * 16 without AVX2, because such CPUs have fewer registers. */
 enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16, TE__REG_MAX_M = 12 };
 typedef struct te__sgemm_args {
     int64_t m, n, k;
@@ -230,7 +230,8 @@ typedef struct te__skinny_args {
     const float *a;        /* [m, k] */
     const uint8_t *weight; /* [rows, k] of `dtype`: f32, bf16 or f16; need not be aligned */
     te_dtype dtype;
-    int64_t rows, first; /* the rows of the weight, and the column of D that belongs to the first of them */
+    int64_t rows, first; /* rows: the number of rows of the weight; first: the column of D that belongs to the weight's
+                          * first row */
 } te__skinny_args;
 
 /* Adds to sum[16 r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i. kk

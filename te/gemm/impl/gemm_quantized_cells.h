@@ -94,39 +94,41 @@ TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
     return d;
 }
-/* Returns log2 of the unit of codes in format M. The unit is the smallest number of M times the largest power of
- * two. */
+/* Returns log2 of the unit, the factor of all codes that are converted to format M: the smallest number of M times the
+ * largest power of two. */
 TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 : -9; }
 /* Returns 2^e in format m, in both halves of the word. */
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
     return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* Returns minus the zero point of format F, times the unit, in both halves of the word. */
+/* Returns minus the zero point of format F, times the unit 2^te__cell_unit_log(M), in both halves of the word. */
 template <te_block_format F, te_dtype M>
 TE_FN uint32_t te__minus_zero(void) {
     const int zero = te__cells_of<F>::ZERO_LOG;
     return (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u;
 }
-/* Returns minus the zero point of a block, times the unit, in both halves of the word. w: the four bytes with the
- * block's scale d and its zero point. */
+/* Returns minus the zero point of a block, times the unit 2^te__cell_unit_log(M), in both halves of the word. w: the
+ * four bytes with the block's scale d and its zero point. */
 template <te_dtype M>
 TE_FN uint32_t te__minus_zero_point(uint32_t w) {
     return te__fma_pair<M>(__byte_perm(w, 0, 0x4242), te__cell_power(M, M == TE_bf16 ? 127 : 15) | 0x80008000u,
                            0x80008000u);
 }
-/* Returns two codes times the unit, plus minus_zero. at: the position of a code's lowest bit in each half of `bits`. */
+/* Returns two codes as numbers of format M, each times the unit 2^te__cell_unit_log(M), plus minus_zero. at: the
+ * position of a code's lowest bit in each half of `bits`. */
 template <te_dtype M>
 TE_FN uint32_t te__pair_of_codes(uint32_t bits, const int at, uint32_t minus_zero) {
     return te__fma_pair<M>(bits, te__cell_power(M, (M == TE_bf16 ? 127 : 15) - at), minus_zero);
 }
-/* Returns two E2M1 numbers times the unit. Their bits lie in `bits` where bf16 has sign, exponent and mantissa. */
+/* Returns two E2M1 numbers in format M, each times the unit 2^te__cell_unit_log(M). Their bits lie in `bits` where bf16
+ * has sign, exponent and mantissa. */
 template <te_dtype M>
 TE_FN uint32_t te__pair_of_e2m1(uint32_t bits) {
     if (M == TE_f16) bits = te__and_or(bits, 0x80008000u, bits << 3 & 0x0e000e00u);
     return te__fma_pair<M>(bits, te__cell_power(M, M == TE_bf16 ? 120 : 5), 0x80008000u);
 }
 /* Sets q[upper][i] to pair i of the lane's E2M1 numbers in row lane / 4 + 8 upper, times the unit
- * (te__cell_store_mxfp4). */
+ * 2^te__cell_unit_log(M). word: the lane's part of a group of 32 columns, as te__cell_store_mxfp4 stores it. */
 template <te_dtype M>
 TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
     TE_UNROLL for (int i = 0; i < 2; i++) {
@@ -137,7 +139,7 @@ TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
         q[1][2 * i + 1] = te__pair_of_e2m1<M>(te__and_or(w << 2, 0x80008000u, w >> 3 & 0x01c001c0u));
     }
 }
-/* Returns the bits of the lane's codes of a group above their low four bits. They are placed so that
+/* Returns the bits of the lane's codes of a group (32 columns) above their low four bits. They are placed so that
  * te__cell_high_of_pair can shift those of pair i next to the pair's low bits, for both rows. */
 template <te_block_format F>
 TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
@@ -153,8 +155,8 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
     const int left = F == TE_BLOCK_q6_k ? 2 - 4 * i : 3 - 2 * i;
     return left > 0 ? high << left : high >> -left;
 }
-/* Returns the low bits of the lane's codes of a group: four words in formats with 8-bit codes, two words in the others.
- * step: the first byte of the step. */
+/* Returns the low bits of the lane's codes of a group (32 columns): four words in formats with 8-bit codes, two words
+ * in the others. step: the first byte of the step (16 rows of 256 columns). */
 template <te_block_format F>
 TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
@@ -165,15 +167,17 @@ TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     const uint2 w = *(const uint2 *)(const void *)low;
     return make_uint4(w.x, w.y, 0, 0);
 }
-/* Returns the low bits of the lane's codes of groups `group`, an even number, and group + 1, in a format with PAIRS. */
+/* Returns the low bits of the lane's codes of two groups of 32 columns, `group` (an even number) and group + 1, in a
+ * format with te__cells_of<F>::PAIRS. */
 template <te_block_format F>
 TE_FN uint4 te__cell_low_bits_of_pair(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
     return *(const uint4 *)(const void *)(step + group / cells::GROUPS * cells::CELL +
                                           te__cell_low_at(F, group % cells::GROUPS) + lane * 16);
 }
-/* Sets q[upper][i] to pair i of the lane's codes in row lane / 4 + 8 upper, minus their zero point, times the unit, in
- * format M. w: the result of te__cell_low_bits; minus_zero: te__minus_zero for each of the two rows. */
+/* Sets q[upper][i] to pair i of the lane's codes in row lane / 4 + 8 upper, minus their zero point, times the unit
+ * 2^te__cell_unit_log(M), in format M. w: the result of te__cell_low_bits; minus_zero: te__minus_zero for each of the
+ * two rows. */
 template <te_block_format F, te_dtype M>
 TE_FN void te__cell_codes(uint32_t q[2][4], const uint4 w, const uint32_t minus_zero[2], const char *step, int group,
                           int lane) {
@@ -217,10 +221,10 @@ TE_FN float te__float_of_byte(uint32_t w, const int i) {
 }
 /* Returns 2^(e - 127). For e = 255, which stands for NaN, returns infinity. */
 TE_FN float te__float_of_e8m0(uint32_t e) { return __uint_as_float(max(e << 23, 0x00400000u)); }
-/* Sets the scales and offsets of one row of a step, for the four groups from group 4 half on. groups: the number of
- * groups of the step; values for groups beyond this number are 0. scale[i][0] and scale[i][1]: for the first and the
- * second half of group 4 half + i; offset[i]: 0 if the format has no offsets; zero_point[i]: in int4z, the bytes with d
- * and the zero point. of_rows: in int8, the scales of the 16 rows. */
+/* Sets the scales and offsets of one row of a step (256 columns), for the four groups of 32 columns from group 4 half
+ * on. groups: the number of groups of the step; values for groups beyond this number are 0. scale[i][0] and
+ * scale[i][1]: for the first and the second half of group 4 half + i; offset[i]: 0 if the format has no offsets;
+ * zero_point[i]: in int4z, the bytes with d and the zero point. of_rows: in int8, the scales of the 16 rows. */
 template <te_block_format F>
 TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups,
                            int row, int half, const char *of_rows) {
@@ -300,7 +304,7 @@ TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float
                 make_uint2(te_pair_of_floats(f[0], f[1], dtype), te_pair_of_floats(f[2], f[3], dtype));
     }
 }
-/* Sets v to the lane's eight values of a row in a group. q: the codes as bf16, times the unit. */
+/* Sets v to the lane's eight values of a row in a group. q: the codes as bf16, times the unit (te__cell_unit_log). */
 TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float scale[2], float offset) {
     const float per_unit = (float)(1 << -te__cell_unit_log(TE_bf16));
     TE_UNROLL for (int i = 0; i < 4; i++) {

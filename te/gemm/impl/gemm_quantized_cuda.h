@@ -179,7 +179,7 @@ TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint32_t
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
-/* A warp's ring of stages: stage i lies at memory + i STEP, and its barrier at bar + 8 i. stage: the stage that the
+/* A warp's ring of stages: stage i lies at memory + i * STEP, and its barrier at bar + 8 * i. stage: the stage that the
  * warp reads next; parity: the parity of that stage's barrier. */
 typedef struct te__quantized_ring {
     uint32_t memory, bar;
@@ -282,9 +282,10 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* The scales of a group for rows r and r + 8 of W. scale: the scale of each row. more: the offset of each row in q4_1
- * and q5_1, or the scale of the second half of the group in q6_k. min: in q4_k and q5_k, each row's min times the unit,
- * twice in a word, as an operand of mma. minus_zero: te__minus_zero for each row. */
+/* The scales of a group (32 columns) for rows r and r + 8 of W. scale: the scale of each row. more: the offset of each
+ * row in q4_1 and q5_1, or the scale of the second half of the group in q6_k. min: in q4_k and q5_k, each row's min
+ * times the codes' unit (te__cell_unit_log), twice in a word, as an operand of mma. minus_zero: te__minus_zero for each
+ * row. */
 typedef struct te__quantized_scales {
     float2 scale, more;
     uint32_t min[2], minus_zero[2];
@@ -370,9 +371,9 @@ TE_FN uint4 te__quantized_operand(const char *x) {
     const uint2 a = *(const uint2 *)(const void *)x, b = *(const uint2 *)(const void *)(x + 32);
     return make_uint4(a.x, a.y, b.x, b.y);
 }
-/* Adds the products of one step, times the unit of the codes, to c. c[tile]: the sums for rows lane / 4 and lane / 4 +
- * 8 of W and columns 2 (lane % 4) and 2 (lane % 4) + 1 of a column tile. x: this lane's first vector of A for the step;
- * x_tile: the distance in bytes from one column tile to the next. */
+/* Adds the products of one step, times the unit of the codes (te__cell_unit_log), to c. c[tile]: the sums for rows lane
+ * / 4 and lane / 4 + 8 of W and columns 2 (lane % 4) and 2 (lane % 4) + 1 of a column tile. x: this lane's first vector
+ * of A for the step; x_tile: the distance in bytes from one column tile to the next. */
 template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, char *expanded) {
     typedef te__cells_of<F> cells;

@@ -88,8 +88,8 @@ TE_FN float32x4_t te__neon_f16(const te__weight_group g[4], int at) {
     for (int i = 0; i < 4; i++) memcpy(&h[i], g[i].block + at, sizeof h[i]);
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
 }
-/* Returns the scales of the four groups, by which their codes are multiplied; in int8, whose scale is that of the row,
- * they are 1. */
+/* Returns the scales of the four groups, by which their codes are multiplied. In int8, which has one scale per row of
+ * the weight instead, all of them are 1. */
 TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f) {
     float d[4];
     if (f == TE_BLOCK_int8) return vdupq_n_f32(1.0f);

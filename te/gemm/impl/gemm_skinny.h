@@ -265,9 +265,9 @@ TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
 }
-/* The functions that store the results of a pattern: `each` takes eight columns of y, or, if columns are paired, `pair`
- * takes twice eight. prepare: called by all threads before the mainloop, unless it is null. arg: the argument that
- * these functions get. */
+/* The functions that store the results of a pattern: `each` takes eight columns of y; if columns are paired, `pair`
+ * takes two vectors of eight columns instead. prepare: called by all threads before the mainloop, unless it is null.
+ * arg: the argument that these functions get. */
 typedef struct te_skinny_epilogue {
     te_epilogue_fn each;
     te_epilogue_pair_fn pair;

@@ -104,7 +104,7 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    /* number of parts of a quarter of a tile, which has 128 rows; a part has four of them */
+    /* number of parts of a quarter of a tile: a quarter has 128 rows, and a part has four rows */
     TE_SM90_EPILOGUE_PARTS = 32,
     /* The number of 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors
      * of eight 16-bit elements: one from each half of the source, or one from each of three other ranks. */

@@ -230,9 +230,9 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which quarter of a tile (0: the first 64 columns, .., 3: the last 64) is passed to the epilogue as the i-th
- * one, i = 0 to 3: quarter i, but pairing.swap_middle swaps the second and the third, so that columns 128 apart are
- * staged together. */
+/* Returns which quarter of a tile is passed to the epilogue as the i-th one, i = 0 to 3. A quarter is 64 columns. The
+ * result is quarter i, except that pairing.swap_middle swaps quarters 1 and 2, so that columns 128 apart are staged
+ * together. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }

@@ -467,9 +467,10 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* For each kind of model, the macro that defines the kernels of a step. fixed: the model's widths are constants; dims:
- * the widths are known only at run time; _fp8: the model names a recipe; fixed_training: the model names a recipe, and
- * its pointwise kernels include tile kernels (pointwise_quantize_transpose.h). */
+/* The macros that define the kernels of a step, one for each kind of model. The suffix names the kind. fixed: the
+ * model's widths are constants; dims: the widths are known only at run time; _fp8: the model names a recipe;
+ * fixed_training: the model names a recipe, and its pointwise kernels include tile kernels
+ * (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -173,8 +173,8 @@ TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DI
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
              te_rope_product)
-/* Returns the kernels with rope in the epilogue, for operands of kind FORM: in FP8 only a skinny kernel. If pairs are
- * interleaved, there is no skinny kernel. */
+/* Returns the kernels with rope in the epilogue, for operands of kind FORM. For FP8 operands only a skinny kernel
+ * exists. If pairs are interleaved, no skinny kernel exists. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED, te_gemm_operands FORM>
 TE_API te_product_kernels *te__rope_kernels_of(void) {
     constexpr te_dtype half = FORM == TE_OPERANDS_16BIT ? T : TE_f32, fp8 = FORM == TE_OPERANDS_16BIT ? TE_f32 : T;

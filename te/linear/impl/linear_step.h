@@ -36,7 +36,7 @@ TE_API te_status te__linear_begin(te_gemm *g, te__gemm_overlap *ranks, te_run *r
     return te__policy(r, s->op[0])->fp8 ? r->plan->fp8->forward(g, r, s->op[0], r->current)
                                         : te__linear_operands(g, r, s->op[0]);
 }
-/* Runs the step's GEMM g, whose operands te__linear_begin has set, and the ops behind it. */
+/* Runs the step's GEMM g, whose operands te__linear_begin has set, and the step's ops after the linear. */
 TE_IF_USED TE_API te_status te__linear_run(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     te_gemm_strategy strategy = TE_STRATEGY_BARE;
     int taken = 0;
