@@ -50,7 +50,7 @@ TE_API te_gemm_microscaled te_gemm_microscaled_of(te_microscaling format, int64_
 
 enum { TE_GEMM_MICROSCALED_THREADS = TE_CUDA ? 256 : 1, TE_GEMM_MICROSCALED_COLS = TE_CUDA ? 1 : 64 };
 
-/* Returns the shape of an operand as its cast stored it. */
+/* Returns the sizes and the layout (te_microscaled_shape) in which a cast has stored this operand. */
 TE_BOTH te_microscaled_shape te__operand_shape(te_microscaling format, const te_microscaled_operand *o, int64_t lines,
                                                int64_t k) {
     return te_microscaled_shape_of(format, o->columnwise ? k : lines, o->columnwise ? lines : k, o->columnwise, 1);

@@ -249,7 +249,8 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
     void *d;
-    const void *bias, *c; /* bias [n] and c [m, n] are added to the rounded product A B^T; null if there is none */
+    const void *bias, *c; /* bias [n] and c [m, n] are added to the rounded product A B^T; null if there is no bias or
+                           * no C */
     int n;
 } te_fp8_gemm;
 

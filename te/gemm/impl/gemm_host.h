@@ -120,7 +120,7 @@ enum { TE__SKINNY_AHEAD = 8192 };
 #define TE__LANES 4
 #include "gemm_host_micro.inc" /* te__skinny_micro_4, te__sgemm_micro_4 */
 #endif
-/* The number of floats in a register of these instructions. */
+/* Returns the number of floats in a register, in the loops for the instructions `isa`. */
 TE_FN int te__lanes_of(te_isa isa) {
     return isa == TE_ISA_AVX512 ? 16 : isa == TE_ISA_AVX2 && TE__LANES_COMPILED < 8 ? 8 : TE__LANES_COMPILED;
 }

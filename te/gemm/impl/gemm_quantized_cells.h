@@ -54,8 +54,8 @@ struct te__cells_of {
         PAIRS = GROUPS > 1 && !IS_K,
         SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups with one scale; not used if the scale is that of
                                          * the row (int8) */
-        /* the position, in a 16-bit half of a word, of the lowest bit of a code of the second row (r + 8), once the
-         * code's low and high bits are merged */
+        /* the position, in a 16-bit half of a word, of the lowest bit of a code of the lane's second row (lane / 4 +
+         * 8), once the code's low and high bits are merged */
         UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
         ZERO_LOG = IS_8BIT                                                                 ? 7 /* log2 of the zero */
                    : F == TE_BLOCK_q4_0 || F == TE_BLOCK_int4_64 || F == TE_BLOCK_int4_128 ? 3
@@ -319,7 +319,7 @@ template <te_block_format F>
 TE_FN uint32_t te__dequantize_zero(uint32_t zero_point) {
     return te__cells_of<F>::ZERO_POINTS ? te__minus_zero_point<TE_bf16>(zero_point) : te__minus_zero<F, TE_bf16>();
 }
-/* Sets y to the values of all rows of the part. Each warp converts 16 rows in four groups. */
+/* Sets y to the values of all rows of the part. Each warp converts 16 rows in four groups of 32 columns. */
 template <te_block_format F>
 TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     te__dequantize_kernel(const __grid_constant__ te__dequantize_args a) {

@@ -3,11 +3,11 @@
  *
  * For at most TE_QUANTIZED_MAX_M rows of A the skinny kernel below multiplies. Each warp computes with 16 rows of W (a
  * row tile), in steps of 128 or 256 columns of W. Bulk copies fill the warp's own ring in shared memory, one stage for
- * each step. The warp converts the codes of W to bf16 or f16 in registers and multiplies them by A with mma.sync. In
- * f32 it multiplies the sums of each group (32 columns) by the group's scale, and adds them up. The offset of a group
- * is multiplied by the sum of the group's activations, which mma.sync computes as a product with ones; in q4_k and q5_k
- * mma.sync multiplies by the offsets (mins) directly. In f32 each row of A is split into three rows in bf16 with the
- * same sum.
+ * each step. The warp converts the codes of W to bf16 or f16 in registers and multiplies them by A with mma.sync; a row
+ * of A is a column of the product. In f32 it multiplies the sums of each group (32 columns) by the group's scale, and
+ * adds them up. The offset of a group is multiplied by the sum of the group's activations, which mma.sync computes as a
+ * product with ones; in q4_k and q5_k mma.sync multiplies by the offsets (mins) directly. In f32 each row of A is split
+ * into three rows in bf16 with the same sum.
  *
  * A block computes `across` row tiles at a time, each by `stride` warps that divide the steps. The blocks of a cluster
  * can divide the steps further. The more row tiles share A in shared memory, the less of A is read from the L2, but the
@@ -32,7 +32,7 @@ enum {
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
     TE_QUANTIZED_TILE_COLUMNS = 8, /* columns of the product in a column tile, i.e. in one mma */
     TE_QUANTIZED_MAX_STAGES = 4,
-    TE_QUANTIZED_X_PAD = 64,           /* padding of a column of A, in bytes, against bank conflicts */
+    TE_QUANTIZED_X_PAD = 64,           /* bytes of padding behind a row of A in shared memory, against bank conflicts */
     TE_QUANTIZED_SLOTS = 21,           /* the largest number of fragments (sums of a warp) that a block holds */
     TE_QUANTIZED_MAX_SPLIT = 8,        /* the largest number of blocks in a cluster */
     TE_QUANTIZED_MAX_M = 64,           /* the skinny kernel runs for up to this many rows, in several launches */
@@ -43,7 +43,7 @@ enum {
 typedef struct te__quantized {
     const void *x;     /* [m, k] */
     const char *cells; /* of W, [rows, k] */
-    void *y;           /* [m, ld]: D from the column on that belongs to the first of these rows of W */
+    void *y;           /* [m, ld]: D, beginning with the column that belongs to the first of these rows of W */
     const void *c;     /* as y; read if beta is not 0 */
     const void *bias;  /* [rows], or null */
     float alpha, beta;
@@ -60,7 +60,7 @@ typedef struct te__quantized {
                          * are idle */
     int across_inverse; /* to divide quickly: warp / across is warp * across_inverse >> 8 */
     int stride;         /* the number of warps that have the same row tile, but different steps */
-    int columns;        /* columns of A in shared memory: a power of two, at least those of the product */
+    int columns;        /* rows of A in shared memory (in f32 three per row), rounded up to a power of two */
     int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
                          * these do not fit, a multiple of `stride` */
     int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
@@ -82,7 +82,7 @@ struct te__quantized_memory {
         GROUPS = STEP_K / TE_CELL_GROUP,
         SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* number of groups added unscaled */
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
-        X_STEP = (int)STEP_K * 2,                                                         /* bytes of a column of A */
+        X_STEP = (int)STEP_K * 2,                                                         /* bytes of a row of A */
         /* bytes, for a group, of the memory into which each warp converts a k-quant's scales, a step at a time; with 16
          * bytes of padding, so that groups lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
@@ -235,8 +235,8 @@ TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 /* Copies columns k to end - 1 of A to shared memory, but at most p->buffered steps of them, with zeros from `end` on.
- * The layout there is [column of the product][k]. If A has 16 bits, its bytes arrive at the barrier `bar`; if A is f32,
- * it has been stored when the function ends. */
+ * The layout there is [row of A][k], with three rows in bf16 for each row of an A in f32. If A has 16 bits, its bytes
+ * arrive at the barrier `bar`; if A is f32, it has been stored when the function ends. */
 template <te_dtype T>
 TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k, uint32_t bar) {
     const int width = p->buffered * step_k, column = width * 2 + TE_QUANTIZED_X_PAD, lane = (int)threadIdx.x % 32;
@@ -364,7 +364,7 @@ TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const ch
 TE_FN void te__quantized_add(float c[4], float sum[4], float2 factor) {
     TE_UNROLL for (int i = 0; i < 4; i++) c[i] += sum[i] * (i < 2 ? factor.x : factor.y), sum[i] = 0;
 }
-/* This lane's eight activations of a group. */
+/* Returns this lane's eight activations of a group (32 columns). */
 template <te_block_format F>
 TE_FN uint4 te__quantized_operand(const char *x) {
     if (!te__cells_of<F>::HALVES) return *(const uint4 *)(const void *)x;
@@ -561,7 +561,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const te__quantized_place at = te__quantized_place_of(&p);
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
-    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD; /* bytes of a column of A */
+    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD; /* bytes of a row of A */
     char *const x = shared + memory::X;
     const char *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * (cells::T_COLUMNS * 2);
     char *const stages = x + p.columns * x_column + warp * p.stages * memory::STEP;

@@ -83,7 +83,8 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
-/* Returns the column of y that row `row` of the 16 rows of W belongs to; it is also the number of this row in W. */
+/* Returns the column of y to which row `row` of the 16 rows of W belongs. This column is also the number of the row in
+ * W. */
 TE_FN int te__skinny_column_of(const te_skinny *p, int col, int row, const te_skinny_pairing k) {
     return k.pairs ? te__skinny_column(p, col, row / 8, k) + row % 8 : col + row;
 }
@@ -198,9 +199,9 @@ TE_FN void te__f16_of_four_e4m3(uint32_t *low, uint32_t *high, uint32_t w) {
 }
 #endif
 /* Multiply 32 elements of k of 16 rows of W by those of eight rows of x, and add the products to c. u, v: the lane's
- * vectors in rows lane / 4 and lane / 4 + 8 of W; x: its vector in row lane / 4 of x. e4m3 is converted to f16 because
- * compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate the instruction by the same
- * conversion and more additions. */
+ * vectors in rows lane / 4 and lane / 4 + 8 of W; x: the lane's vector in row lane / 4 of x. e4m3 is converted to f16
+ * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate the instruction by
+ * the same conversion and more additions. */
 TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], const uint32_t x[4],
                           const te_dtype format) {
     if (format != TE_e4m3) {
@@ -232,8 +233,8 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
     float part[4] = {0, 0, 0, 0};
-    /* the lane multiplies vectors lane % 4 + 4 i of its rows; in odd rows te__skinny_load_stage has stored those with
-     * an even i where an odd i belongs, and vice versa */
+    /* the lane multiplies vectors lane % 4 + 4 i of its rows; in odd rows te__skinny_load_stage has exchanged each
+     * vector with an even i for the vector with i + 1 */
     const int row = (int)threadIdx.x % 32 / 4, swap = row % 2 * 64;
     const uint32_t even = stage + (uint32_t)(row * TE_SKINNY_ROW + (int)threadIdx.x % 4 * 16 + swap),
                    odd = even - 2 * (uint32_t)swap;

@@ -93,7 +93,7 @@ typedef struct te__sm90_blockwise_consumer {
      * yet */
     int x, y, has_tile;
     /* the bias of the tile's 256 columns, spread over the warp's lanes: each lane holds four words of two columns, and
-     * bias[j] has columns 2 (32 j + lane) and the next one */
+     * bias[j] has column 2 (32 j + lane) and the next column */
     uint32_t bias[4];
 } te__sm90_blockwise_consumer;
 

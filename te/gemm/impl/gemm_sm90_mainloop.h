@@ -54,7 +54,7 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
     const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
     const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
-    /* A rank's chunks arrive in order, so this one has arrived no later than chunk *seen of the same rank. */
+    /* A rank's chunks arrive in order, so a chunk has arrived if it is not behind chunk *seen of the same rank. */
     if (chunk <= *seen && same_rank) return &p->a_map;
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
@@ -153,8 +153,8 @@ TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
 /* Store quarter number `quarter` of a tile to its staging buffer. An epilogue that needs pairs of columns (k.pairing)
- * needs two quarters at once. For it, a call for an even quarter stores that quarter and the next one, which fill both
- * buffers, and a call for an odd quarter does nothing. */
+ * needs two quarters at once. For such an epilogue, a call for an even quarter stores that quarter and the next one,
+ * which fill both buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;

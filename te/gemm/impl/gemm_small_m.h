@@ -228,8 +228,8 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
         p->arrived + (t->split_tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_WARPS + thread / 32, before = 0;
     TE_UNROLL for (int j = 0; j < padded_m / 8; j++)
         __stcg(all + t->part * part + j * THREADS, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    /* One lane increments the counter, by an atomic with acquire and release order. Because of the two __syncwarp its
-     * release covers the stores of all lanes, and its acquire the loads of all lanes. */
+    /* One lane increments the counter, by an atomic with acquire and release order. Because of the two __syncwarp, the
+     * atomic's release covers the stores of all lanes, and its acquire covers the loads of all lanes. */
     __syncwarp();
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");

@@ -30,9 +30,9 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs the kernels that GEMM `next` needs, besides those of the strategy, before it can read the result in FP8. They
- * are timed as part of the strategy: a cast, if the strategy has not stored the result in FP8; and a transpose, if
- * forward saves the operand for the weight's gradient and the strategy has not stored it transposed. */
+/* Runs the kernels that GEMM `next` needs, besides those of the strategy, before it can read the result in FP8. These
+ * kernels are timed as part of the strategy: a cast, if the strategy has not stored the result in FP8; and a transpose,
+ * if forward saves the operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
@@ -99,7 +99,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it
-     * (te__linear_trial_rest), and one for each op that is a fork */
+     * (te__linear_trial_rest), and one for each op that is a fork (a value with several uses) */
     r->pool.base = base + at;
     return at + (size_t)(s->count + 6) * widest;
 }
@@ -219,7 +219,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
     if (g->b_quantized) return TE_OK; /* a quantized weight has only one GEMM kernel */
-    /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy; none is timed */
+    /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy: no strategy is
+     * timed */
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK;
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
         /* Keep the default strategy: the kernel of this run computes only the amax and stores no result, but strategies

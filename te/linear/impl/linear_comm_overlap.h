@@ -58,8 +58,8 @@ TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* Returns whether step s, an all_gather (in backward a reduce_scatter), may defer its gather, so that the gather
- * overlaps the GEMM of the next step. It may not if the next step contains a custom op, except linear_rope.h's fused
- * linear and rope. */
+ * overlaps the GEMM of the next step. The step may not defer its gather if the next step contains a custom op, except
+ * linear_rope.h's fused linear and rope. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -107,8 +107,9 @@ TE_API te_status te__gather_rows_now(te_run *r) {
 }
 /* Decides where A, the GEMM's first operand, is gathered, and sets ranks->to: for each rank, the address in that rank's
  * memory to which this rank's rows of A are sent. If r->current, which is A, lies in memory that all ranks have mapped,
- * A is gathered there. If not, A is gathered in the group's buffer, and r->current.data is set to this buffer. That is
- * impossible if r->current is not a workspace block or the buffer is too small; the function then returns 0. */
+ * A is gathered there. If not, A is gathered in the group's buffer, and r->current.data is set to this buffer.
+ * Gathering in the buffer is impossible if r->current is not a workspace block or the buffer is too small; the function
+ * then returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -154,8 +155,8 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
  * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until that GEMM has run. Measurements:
  * docs/notes/linear.md. */
 
-/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, whose operands are in the model's number
- * format, not in FP8. dweight is in f32. */
+/* Sets the operands of w, the GEMM that computes dweight[out, in] = dy^T x of linear i (or adds it to dweight). The
+ * operands are in the model's number format, not in FP8; dweight is in f32. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te__input_of(r, i);
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));

@@ -228,9 +228,9 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Runs the two GEMMs of a piece. logits: the gradient of the piece, dlogits. The GEMMs: dweight[columns, in] (+)=
- * dlogits^T x, if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. They add to dweight and
- * dx, but pieces with row 0 overwrite dweight (unless gradients accumulate), and pieces with column 0 overwrite dx. */
+/* Runs the two GEMMs of a piece: dweight[columns, in] += dlogits^T x, if the weight is trained, and dx[rows, in] +=
+ * dlogits weight, in dx's format. Pieces with row 0 overwrite dweight instead (unless gradients accumulate), and pieces
+ * with column 0 overwrite dx. logits: dlogits, the gradient of the piece. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {

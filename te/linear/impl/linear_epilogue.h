@@ -454,8 +454,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels exist for
- * the step. */
+/* Constants that follow from the recipe of the step's linear and from the pass. These constants determine which kernels
+ * exist for the step. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !TE_IS_MICROSCALED(name##_recipe) &&                  \
                     !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)),                                  \

@@ -176,8 +176,8 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
         if (!has_amax) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
-    /* no amax is stored: under fp8_current it is known already, and under fp8_delayed inference must not change the
-     * history of amaxes */
+    /* no amax is stored: under fp8_current the amax is known already, and under fp8_delayed inference must not change
+     * the history of amaxes */
     if (f->current || r->pass == TE_INFER) q.amax = 0;
     q.rng = r->rng, q.stream = TE__FP8_ROUNDING_STREAMS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
