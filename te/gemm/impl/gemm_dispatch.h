@@ -14,8 +14,8 @@
  * cuBLASLt's epilogue does (te_gemm_strategy). In a build without cuBLASLt the rules below select the custom kernels
  * for many more sizes.
  *
- * te_context.gemm_custom decides when a custom kernel runs: never if it is 0, if the rules below expect the kernel to
- * be faster if it is 1, and whenever the kernel supports the GEMM if it is 2. Functions with "can" in their name return
+ * te_context.gemm_custom decides when a custom kernel runs. With 0 it never runs; with 1 it runs if the rules below
+ * expect it to be faster; with 2 it runs whenever it supports the GEMM. Functions with "can" in their name return
  * whether a kernel supports a GEMM; functions with "pays" in their name return whether the kernel is expected to be
  * faster than the alternative.
  */

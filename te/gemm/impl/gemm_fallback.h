@@ -5,9 +5,9 @@
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
  * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads fragments for mma.sync from the ring, and
  * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not a
- * multiple of eight, its rows are not aligned to 16 bytes; they are then loaded one element at a time, without
- * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions; each
- * of the block's threads computes 8 x 8 elements of the tile.
+ * multiple of eight, the rows are not aligned to 16 bytes, and are loaded one element at a time, without cp.async. For
+ * f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions; each of the block's
+ * threads computes 8 x 8 elements of the tile.
  *
  * If D has so few tiles that the device could run more blocks at once, several blocks compute one tile, each for a part
  * of k (a split): each block stores its partial sums in the workspace, and a second kernel adds the partial sums in the

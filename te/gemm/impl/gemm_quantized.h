@@ -3,7 +3,7 @@
  * te/quant/block_formats.h. The kernels compute one part after the other, and store no dequantized weight in memory.
  *
  * For a part of W in a block format A is rounded to 8 bits (quantized_activations.h), so that dot products are sums of
- * integers. They are computed by the kernels of gemm_quantized_x86.h, gemm_quantized_avx512.h and
+ * integers. These sums are computed by the kernels of gemm_quantized_x86.h, gemm_quantized_avx512.h and
  * gemm_quantized_neon.h, and on other CPUs in plain C. On x86 te_context.isa chooses the kernels. Parts in f32, f16 and
  * bf16 are multiplied in float.
  */

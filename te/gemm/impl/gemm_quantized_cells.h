@@ -2,13 +2,13 @@
  * operands of mma, and scales and offsets in f32. A value of the weight is scale * q + offset, where q is the code
  * minus the zero point, an integer that bf16 and f16 represent exactly.
  *
- * How codes become floats: an integer in the low bits of a 16-bit float has that integer times the format's smallest
- * number as its value (2^-133 in bf16, 2^-24 in f16), if it has at most 8 bits in bf16 or 11 bits in f16. This holds
- * because subnormal numbers and the smallest normal numbers are equally spaced. So one mask extracts two codes as
- * floats, and one fma of packed pairs multiplies both by a power of two and subtracts the zero point of the format or
- * of the block. The power of two is such that the result is q times a `unit`, which is the same for all formats
- * (te__cell_unit_log). The bits of an E2M1 number, placed where bf16 has its sign, exponent and mantissa, have 2^-126
- * times the number as their value.
+ * How codes become floats: if an integer is stored in the low bits of a 16-bit float, the float's value is the integer
+ * times the format's smallest number (2^-133 in bf16, 2^-24 in f16), provided that the integer has at most 8 bits in
+ * bf16 or 11 bits in f16. This holds because subnormal numbers and the smallest normal numbers are equally spaced. So
+ * one mask extracts two codes as floats, and one fma of packed pairs multiplies both by a power of two and subtracts
+ * the zero point of the format or of the block. The power of two is such that the result is q times a `unit`, which is
+ * the same for all formats (te__cell_unit_log). If the bits of an E2M1 number are placed where bf16 has sign, exponent
+ * and mantissa, the value of the bf16 number is 2^-126 times the E2M1 number.
  */
 /* target: cuda */
 #ifndef TE_GEMM_QUANTIZED_CELLS_H

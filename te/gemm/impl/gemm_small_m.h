@@ -13,8 +13,8 @@
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
  * of each tile of this wave is split over several clusters: these store partial sums in the workspace, and the cluster
- * that finishes last adds them up in the order of k. So results are bitwise reproducible, and no block waits for a
- * block of another cluster.
+ * that finishes last adds up these sums in the order of k. So results are bitwise reproducible, and no block waits for
+ * a block of another cluster.
  *
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.

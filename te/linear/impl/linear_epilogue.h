@@ -1,12 +1,12 @@
-/* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
- * epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16 bits and, under an
- * FP8 recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps
- * that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues
- * (linear_strategy.h).
+/* linear_epilogue.h -- runs a step (several fused ops) that begins with a GEMM as one kernel: the ops after the GEMM
+ * run in the GEMM's epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16
+ * bits and, under an FP8 recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one
+ * kernel. All other steps that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of
+ * cuBLASLt's epilogues (linear_strategy.h).
  *
- * Under a recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next GEMM,
- * and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads and
- * which would otherwise take a separate kernel.
+ * Under an FP8 recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next
+ * GEMM, and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads
+ * and which would otherwise take a separate kernel.
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
  * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored. In forward each tile of

@@ -1,7 +1,8 @@
-/* linear_step.h -- runs a step that contains a linear. In forward the linear is the first op of the step, and the
- * step's other ops, which follow the linear in the list, are fused with it. In backward the step computes the gradient
- * of the linear's weight and the gradient of the linear's input. The step's other ops then come before the linear in
- * the list, and their backward is fused with the GEMM for the input's gradient.
+/* linear_step.h -- runs a step (an op, or several fused ops) that contains a linear. In forward the linear is the first
+ * op of the step, and the step's other ops, which follow the linear in the model's list of ops, are fused with it. In
+ * backward the step computes the gradient of the linear's weight and the gradient of the linear's input. The step's
+ * other ops then come before the linear in the list, and their backward is fused with the GEMM for the input's
+ * gradient.
  */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H

@@ -1,7 +1,7 @@
-/* linear_strategy.h -- the strategies for a forward step that begins with a linear. One strategy runs the whole step as
- * one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as cuBLASLt) and one pointwise
- * kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear (a bias, a gelu, a scale, a
- * residual); the pointwise kernel does the remaining ops.
+/* linear_strategy.h -- the strategies for a forward step (several fused ops) that begins with a linear. One strategy
+ * runs the whole step as one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as
+ * cuBLASLt) and one pointwise kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear
+ * (a bias, a gelu, a scale, a residual); the pointwise kernel does the remaining ops.
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
