@@ -117,7 +117,7 @@ typedef struct te__avx512_sums {
     __m512 even, odd;
     __m256 m;
 } te__avx512_sums;
-/* Adds to s the dot products of the first `count` of the four blocks in u with `count` groups of activations, from
+/* Adds to s the dot products of the first `count` of the four groups in u with `count` groups of activations, from
  * group `at` on. If count < 4, the code still computes four products, but the scales of the groups from `count` on are
  * set to 0, because memory behind the last group of activations is undefined. */
 TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,

@@ -37,7 +37,8 @@ enum {
     TE_QUANTIZED_MAX_SPLIT = 8,        /* the largest number of blocks in a cluster */
     TE_QUANTIZED_MAX_M = 64,           /* the skinny kernel runs for up to this many rows, in several launches */
     TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the largest W, in bytes, that is converted in the workspace; a larger one,
-                                        * such as that of a model's head, is multiplied by the skinny kernel */
+                                        * such as that of a model's head, is multiplied by the skinny kernel for any
+                                        * number of rows */
 };
 
 typedef struct te__quantized {

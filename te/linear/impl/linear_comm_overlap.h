@@ -204,8 +204,8 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 
 /* Returns whether the weight gradient of step s is deferred. It is deferred if the next step of backward sums the dx of
  * step s over the ranks, and a later step, before the next linear, gathers rows for that linear: the deferred GEMM then
- * runs during that gather. It is not deferred if a listener is told when gradients are final (te_run.watch), or if the
- * linear is in a recompute region (executor.h). */
+ * runs during that gather. It is not deferred if the caller wants to be told when gradients are final (te_run.watch),
+ * or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;

@@ -42,7 +42,8 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     const te_quantized_ops *quantized = r->plan->quantized;
     size_t bytes = g->b_quantized ? 0 : te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
-    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
+    /* A weight that is not quantized now may be quantized later, so the workspace is made large enough for both
+     * cases. */
     if (quantized && quantized->scratch)
         bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&capacity));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
