@@ -1,4 +1,4 @@
-/* gemm.h -- matrix products (GEMMs) that are not part of a list of ops, and tuning of all GEMMs.
+/* gemm.h -- calls of single matrix products (GEMMs), outside of any model, and tuning of all GEMMs.
  *
  * Do this:
  *     te_gemm g = te_gemm_of(rows, out, in);                  // y[rows, out] = x[rows, in] w[out, in]^T
@@ -19,9 +19,9 @@
  * All matrices are row-major, and sums are computed in float. te_gemm_run uses cuBLASLt; for each shape, the context
  * caches a plan (the descriptors and the algorithm). A build with TE_NO_CUBLASLT neither includes nor links cuBLASLt;
  * te_gemm_run then uses kernels with mma.sync. On a CPU te_gemm_run uses a CBLAS library (compile with -DTE_CBLAS and
- * link one), or else a blocked loop. te_gemm_fp8_run chooses between cuBLASLt and a custom kernel: by a rule or, with
- * ctx.gemm_tune on, by timing both. For a weight gradient in FP8 set g.out to f32 and g.beta to 1. cuBLASLt runs these
- * GEMMs, and also all FP8 GEMMs without fast accumulation (g.fast is 0).
+ * link one), or else a blocked loop. te_gemm_fp8_run runs cuBLASLt or a kernel of this library, chosen by a fixed rule
+ * or, with ctx.gemm_tune on, by timing both. For a weight gradient in FP8 set g.out to f32 and g.beta to 1. cuBLASLt
+ * runs such weight gradients, and all FP8 GEMMs without fast accumulation (g.fast is 0).
  */
 #ifndef TE_GEMM_H
 #define TE_GEMM_H
@@ -32,11 +32,12 @@
 
 /* While ctx.gemm_tune is on, two kinds of calls time candidates. The first call of each GEMM (each combination of
  * sizes, transposes, dtypes, epilogue and beta) times the algorithms that cuBLASLt proposes for this GEMM. The first
- * call of each step of a plan that begins with a GEMM times the step's strategies (te_gemm_strategy), including its
- * casts and transposes to FP8. Each timing takes some tenths of a second: it allocates scratch memory, waits for the
- * stream and frees the memory. A call that is being captured into a CUDA graph times nothing: it uses the results that
- * exist by then. So run one forward and backward, or one inference, outside of a capture first. Load a file, or switch
- * tuning on, before te_context_reserve, because a step whose strategy may change needs more workspace.
+ * call of each step of a model's plan (an op, or several fused ops) that begins with a GEMM times the step's strategies
+ * (te_gemm_strategy), including the casts and transposes of its operands to FP8. Each timing takes some tenths of a
+ * second: it allocates scratch memory, waits for the stream and frees the memory. A call that is being captured into a
+ * CUDA graph times nothing: it uses the results that exist by then. So run one forward and backward, or one inference,
+ * outside of a capture first. Load a file, or switch tuning on, before te_context_reserve, because a step whose
+ * strategy may change needs more workspace.
  *
  * Each candidate sums in float and in a fixed order, so within one run of a program a tuned GEMM is bitwise
  * reproducible. But a second tuning may choose another candidate: for bitwise identical results from run to run, load

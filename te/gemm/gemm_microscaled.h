@@ -6,11 +6,11 @@
  *     g.a.data = x_data, g.a.scales = x_scales, g.b.data = w_data, g.b.scales = w_scales, g.d = y, g.out = TE_bf16;
  *     TE_TRY(my_run(&g, &ctx));                          // the scales are swizzled (te_quantize_microscaled.swizzled)
  *
- * On compute capability 10.x and 12.x cuBLASLt runs the GEMM on tensor cores of these formats. That part is compiled in
- * CI, and has never run. On other GPUs and on the host a plain kernel computes each element of D by a loop over k: it
- * reads the same elements and scales, so it shows whether an operand is laid out as cuBLASLt reads it
- * (tests/microscaled_test.cc), but it is slow. The recipes do not use this header; they emulate both formats with GEMMs
- * in 16 bits or f32 (te/linear/impl/linear_microscaled.h).
+ * On compute capability 10.x and 12.x cuBLASLt runs the GEMM, on tensor cores of these formats. CI compiles this call
+ * of cuBLASLt, but it has never run. On other GPUs and on the host a slow plain kernel computes each element of D by a
+ * loop over k. It reads operands in the layout that cuBLASLt requires, so that a test can check this layout without
+ * such a GPU (tests/microscaled_test.cc). The training recipes (te/optim/recipes.h) do not use this header: they
+ * emulate both formats with GEMMs in 16 bits or f32 (te/linear/impl/linear_microscaled.h).
  */
 #ifndef TE_GEMM_MICROSCALED_H
 #define TE_GEMM_MICROSCALED_H
@@ -21,10 +21,10 @@
 /* An operand: a matrix of `lines` x k whose blocks lie along k. */
 typedef struct te_microscaled_operand {
     const uint8_t *data, *scales; /* the elements, and the swizzled scales */
-    const float *amax; /* nvfp4: the largest |x| of the tensor, te_quantize_microscaled.amax, or amax + 1 if the operand
-                        * is columnwise; mxfp8: null */
-    int columnwise;    /* 1: data is the columnwise output of a cast of [k, lines] (yt); 0: the rowwise output of a cast
-                        * of [lines, k] (y) */
+    const float *amax; /* for NVFP4: points to the largest |x| of the tensor, namely to te_quantize_microscaled.amax[0]
+                        * if the operand is rowwise, to amax[1] if it is columnwise. Null for MXFP8 */
+    int columnwise;    /* 1 if `data` is yt, the columnwise output of the cast of a matrix [k, lines]; 0 if `data` is y,
+                        * the rowwise output of the cast of a matrix [lines, k] */
 } te_microscaled_operand;
 
 /* A GEMM: D = A B^T, or D + A B^T if `adds` is 1. A is m x k, B is n x k, D is [m, n] in row-major order. */
@@ -35,7 +35,8 @@ typedef struct te_gemm_microscaled {
     void *d;
     te_dtype out; /* the dtype of D: f32, bf16 or f16 */
     int adds;
-    float *factors; /* [2], nvfp4: scratch memory of the target, in which alpha and beta are computed */
+    float *factors; /* [2], for NVFP4: scratch memory on the device, into which a kernel stores the alpha and beta of
+                     * the GEMM */
 } te_gemm_microscaled;
 
 TE_API te_gemm_microscaled te_gemm_microscaled_of(te_microscaling format, int64_t m, int64_t n, int64_t k) {
@@ -49,7 +50,7 @@ TE_API te_gemm_microscaled te_gemm_microscaled_of(te_microscaling format, int64_
 
 enum { TE_GEMM_MICROSCALED_THREADS = TE_CUDA ? 256 : 1, TE_GEMM_MICROSCALED_COLS = TE_CUDA ? 1 : 64 };
 
-/* Returns the shape of an operand as its cast stored it. */
+/* Returns the sizes and the layout (te_microscaled_shape) in which a cast has stored this operand. */
 TE_BOTH te_microscaled_shape te__operand_shape(te_microscaling format, const te_microscaled_operand *o, int64_t lines,
                                                int64_t k) {
     return te_microscaled_shape_of(format, o->columnwise ? k : lines, o->columnwise ? lines : k, o->columnwise, 1);
@@ -65,7 +66,8 @@ TE_FN float te__operand_scale(te_microscaling format, const te_microscaled_opera
     const uint8_t code = o->scales[te_swizzled_scale_at(s->blocks, line, block)];
     return format == TE_NVFP4 ? te_float_of_ue4m3(code) : te_float_of_e8m0(code);
 }
-/* Returns the factor by which the products of both operands are multiplied: that of the tensors' scales. */
+/* Returns the factor of each sum over k: the product of both operands' tensor scales (NVFP4), or 1 (MXFP8, which has
+ * only scales of blocks). */
 TE_FN float te__microscaled_alpha(const te_gemm_microscaled *g) {
     if (g->format == TE_MXFP8) return 1.0f;
     return *g->a.amax / (TE_E2M1_MAX * TE_E4M3_MAX) * (*g->b.amax / (TE_E2M1_MAX * TE_E4M3_MAX));
@@ -93,7 +95,7 @@ TE_FN void te_gemm_microscaled_body(const te_gemm_microscaled *g, te_block b) {
     for (int64_t i = first; i < te_min(first + TE_GEMM_MICROSCALED_COLS, g->m * g->n); i++)
         te__microscaled_element_of_d(g, &of_a, &of_b, i / g->n, i % g->n);
 }
-/* Store alpha and beta of the GEMM by cuBLASLt. */
+/* Stores alpha and beta in device memory, from where cuBLASLt's GEMM reads them. */
 TE_FN void te_microscaled_factors_body(const te_gemm_microscaled *g) {
     int group;
     if (te_lanes_here(32, &group).id) return;
@@ -104,18 +106,19 @@ TE_FN void te_microscaled_factors_body(const te_gemm_microscaled *g) {
 
 typedef te_status (*te__gemm_microscaled_fn)(te_context *ctx, te_grid grid, const te_gemm_microscaled *g);
 #if TE_CUDA && !defined(TE_NO_CUBLASLT)
-/* Describe an operand of `lines` x k to cuBLASLt, whose matrices are column-major. Returns the operation that makes the
- * operand k x lines in its terms. */
+/* Sets *layout to cuBLASLt's layout of an operand of `lines` x k; cuBLASLt's matrices are column-major. Returns the
+ * transpose operation with which cuBLASLt reads the operand as a matrix k x lines. */
 TE_API cublasOperation_t te__microscaled_layout(cublasLtMatrixLayoutOpaque_t *layout, const te_gemm_microscaled *g,
                                                 const te_microscaled_operand *o, int64_t lines) {
-    /* nvfp4's columnwise data is transposed, so its lines are contiguous as those of rowwise data are */
+    /* NVFP4's columnwise data is transposed, so that the elements of a line are contiguous, as in rowwise data */
     const int along_k = g->format == TE_NVFP4 || !o->columnwise;
     const int64_t first = along_k ? g->k : lines, second = along_k ? lines : g->k;
     (void)cublasLtMatrixLayoutInit(layout, g->format == TE_NVFP4 ? CUDA_R_4F_E2M1 : CUDA_R_8F_E4M3, (uint64_t)first,
                                    (uint64_t)second, first);
     return along_k ? CUBLAS_OP_N : CUBLAS_OP_T;
 }
-/* Fill in the plan's descriptor and layouts. cuBLASLt's A is our B (gemm_cublaslt.h). */
+/* Fill in the plan's descriptor and layouts. What cuBLASLt calls A is this library's B, because cuBLASLt's matrices are
+ * column-major (gemm_cublaslt.h). */
 TE_API void te__microscaled_describe(te__gemm_plan *p, const te_gemm_microscaled *g) {
     const cublasOperation_t of_a = te__microscaled_layout(&p->b, g, &g->a, g->m),
                             of_b = te__microscaled_layout(&p->a, g, &g->b, g->n) == CUBLAS_OP_N ? CUBLAS_OP_T

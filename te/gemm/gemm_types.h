@@ -37,16 +37,17 @@ TE_API const char *te__epilogue_name(te_epilogue e) {
 typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
-    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`, in target memory and aligned to
-                           * TE_ACCESS bytes; null (only with tensorwise scaling): the scale is 1 */
+    const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`, in the memory of the target (the
+                           * GPU or the host), aligned to TE_ACCESS bytes; null (only with tensorwise scaling): the
+                           * scale is 1 */
 } te_gemm_fp8;
 
 /* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
  * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
-    /* 1: the operand is stored transposed. A is stored as [m, k], or as [k, m] if trans_a is 1; B as [k, n], or as [n,
-     * k] if trans_b is 1 */
+    /* 1 if the operand is stored transposed: A is stored as [m, k], or as [k, m] if trans_a is 1; B is stored as [k,
+     * n], or as [n, k] if trans_b is 1 */
     int trans_a, trans_b;
     /* dtype: the number format of bias and aux, and of A and B unless these are in FP8. out: the number format of C and
      * D, which is either `dtype` or f32 */
@@ -54,28 +55,29 @@ typedef struct te_gemm {
     /* formats and scales of A and B for an FP8 GEMM, else zeros. In FP8 A must be [m, k] and B [n, k], and D = alpha
      * inverse_a inverse_b A B^T */
     te_gemm_fp8 a_fp8, b_fp8;
-    /* used in FP8 only. 1: fast accumulation: the tensor cores hold the sums over all of k, with 14 bits of mantissa;
-     * 0: at intervals along k their sums are added to sums in float. With blockwise scaling `fast` has no effect: the
-     * tensor cores' sums over 128 elements of k are always added up in float */
+    /* used in FP8 only. If 1 (fast accumulation), the tensor cores hold the sums over all of k, with 14 bits of
+     * mantissa; if 0, the tensor cores' sums are added, at intervals along k, to sums in float. With blockwise scaling
+     * `fast` has no effect: the tensor cores' sums over each 128 elements of k are always added up in float */
     int fast;
     const void *a, *b, *c;
     void *d;
-    /* CUDA: 1: a kernel of the same pass has written B, so this GEMM must not load B before the kernels in front have
-     * ended; 0: B is a weight, which no pass writes */
+    /* used on CUDA only. 1 if an earlier kernel of the same forward or backward pass writes B, so that this GEMM must
+     * not load B before that kernel has ended; 0 if B is a weight, which no kernel of the pass writes, so that B may be
+     * loaded before the previous kernel has ended */
     int b_is_new;
-    /* not null: B is this quantized weight, [n, k]; trans_b is then 1, and b is not read. Such a GEMM is run by
-     * impl/gemm_quantized.h or impl/gemm_quantized_cuda.h; te_gemm_run refuses it */
+    /* if not null, B is this quantized weight [n, k], trans_b is 1, and b is not read. impl/gemm_quantized.h or
+     * impl/gemm_quantized_cuda.h runs such a GEMM; te_gemm_run returns an error */
     const struct te_quantized_weight *b_quantized;
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
                         * same matrix; cuBLASLt may then round the product to D's format before it adds C, so the last
-                        * bits may differ from those with C elsewhere */
+                        * bits may differ from those of a call with separate C and D */
     te_epilogue epilogue;
     const void *bias;
     void *aux;
-    float *scratch; /* used on the host, and for a quantized B: memory in the workspace, for as many floats as
-                     * te__gemm_scratch or as many bytes as te__quantized_scratch returns */
+    float *scratch; /* memory in the workspace, used on the host (te__gemm_scratch floats) and for a quantized B
+                     * (te__quantized_scratch bytes) */
     const struct te__gemm_overlap *ranks; /* describes the collective with which the library's own GEMM kernel overlaps
-                                           * this GEMM; null: there is no overlap */
+                                           * this GEMM; null if there is no overlap */
 } te_gemm;
 
 /* Returns a GEMM whose D is [m, n], with inner dimension k and alpha 1. All other members are zero: all dtypes are f32,
@@ -128,8 +130,8 @@ TE_API te_status te__gemm_check_scaling(const te_gemm *g, const char *who, te_co
 }
 
 /* Returns an error if no back end supports the GEMM's dtypes or, in FP8, its transposes, sizes, alignment, scalings or
- * device. Called by the dry run of a plan and by te_gemm_run. who: the name of the op or of the called function, for
- * the error's text. */
+ * device. Called by te_gemm_run, and by the dry run of a plan, which checks all ops before the first is launched. who:
+ * the name of the op or of the called function, for the error's text. */
 TE_API te_status te__gemm_check(const te_gemm *g, const char *who, te_context *ctx) {
     const te_dtype a = te__gemm_a_dtype(g), b = te__gemm_b_dtype(g);
     TE_REQUIRE((unsigned)g->dtype <= (unsigned)TE_f16 && (g->out == g->dtype || g->out == TE_f32), ctx, TE_ERROR_DTYPE,
@@ -159,8 +161,8 @@ TE_API int te__gemm_is_disjoint(const te_gemm *g, const void *operand, int64_t e
     return d + (size_t)(g->m * g->n) * te_dtype_bytes(g->out) <= p ||
            p + (size_t)elements * te_dtype_bytes(dtype) <= d;
 }
-/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. Called first by te_gemm_run and
- * te_gemm_fp8_run. */
+/* Checks all arguments of a GEMM: pointers, sizes, dtypes, alignment, aliasing. te_gemm_run and te_gemm_fp8_run call
+ * this function first. */
 TE_API te_status te__gemm_check_run(const te_gemm *g, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(g, ctx, TE_ERROR_NULL, "%s: the product is null", who);
@@ -201,7 +203,8 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 enum {
     TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans (descriptors and algorithm) a context
                                * caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* the largest number of steps (of plans) whose strategies a context caches */
+    TE_GEMM_MAX_CHOICES = 128 /* the largest number of steps of plans (an op, or several fused ops, each) whose
+                               * strategies a context caches */
 };
 
 /* A GEMM whose candidates were timed, and the result of the timing. A GEMM that is timed has contiguous tensors aligned
@@ -214,7 +217,7 @@ typedef struct te_gemm_tuned {
     te_scaling a_scaling, b_scaling;
     int fast;
     te_epilogue epilogue;
-    int beta;                  /* 1: the GEMM's beta is not 0, so that it adds C; 0: the GEMM's beta is 0 */
+    int beta;                  /* 1 if the GEMM's beta is not 0, so that the GEMM adds C; else 0 */
     int candidates;            /* the number of candidate algorithms that were timed */
     /* median times in ns. first_ns: of the candidate that cuBLASLt's heuristic proposes first; best_ns: of the fastest
      * candidate */
@@ -270,21 +273,22 @@ typedef enum te_gemm_strategy {
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
-/* The strategy that was chosen by timing: for a step of a plan, or for an FP8 GEMM that is not part of a pattern. For
- * the latter TE_STRATEGY_BARE stands for cuBLASLt, and TE_STRATEGY_CUSTOM for the custom kernel. */
+/* The strategy that was chosen by timing, for a step of a plan or for an FP8 GEMM that is not part of a fused pattern.
+ * For such an FP8 GEMM TE_STRATEGY_BARE stands for cuBLASLt, and TE_STRATEGY_CUSTOM for the custom kernel. */
 typedef struct te_gemm_choice {
     /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands (te__operands_text), as in
      * "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
     char pattern[96];
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1: the step was timed in a forward pass that saves tensors for backward; 0: in
-                              * inference */
-    /* bit j is 1 if the output of the pattern's op j is stored. An FP8 GEMM that is not part of a pattern has no ops,
-     * so there the bits have another meaning: bit 0 is 1 if beta is not 0, bit 1 if there is a bias */
+    int training;            /* 1 if the step was timed in a forward pass that saves tensors for backward; 0 if it was
+                              * timed in inference */
+    /* bit j is 1 if the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a pattern the bits
+     * have another meaning: bit 0 is 1 if beta is not 0, bit 1 is 1 if there is a bias */
     unsigned stored_outputs;
     te_gemm_strategy strategy;     /* the fastest strategy */
-    int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns; 0: the strategy cannot run this step */
+    int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns, or 0 if the strategy cannot run this
+                                    * step */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */
@@ -320,10 +324,10 @@ typedef struct te_epilogue_state {
     te_epilogue_outputs outputs; /* which output tensors this call stores; a compile-time constant */
 } te_epilogue_state;
 /* The type of the function that custom kernels call as their epilogue, for eight elements of D at a time. w: these
- * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements of the
- * prefetched tensor (params.source) in the same row and columns, or null if nothing was prefetched. If the prefetched
- * tensor has two halves, `ahead` holds eight elements of the first half, then eight of the second half. arg: the
- * kernel's arguments. */
+ * elements, rounded to 16 bits; they lie in row `row`, in columns `col` to `col` + 7. ahead: the elements, in the same
+ * row and columns, of the tensor that the kernel prefetched for the epilogue (params.source), or null if nothing was
+ * prefetched. If the prefetched tensor has two halves, `ahead` holds eight elements of the first half, then eight of
+ * the second half. arg: the kernel's arguments. */
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
 /* The type of the epilogue function for ops that combine two vectors of a row, namely rope and gated activations. w:

@@ -66,9 +66,9 @@ TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, 
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
-/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. These stand for the kernels that run
- * before and after the GEMM in a pass. The small kernels are needed because a custom kernel, unlike cuBLASLt's kernels,
- * starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
+/* Enqueues a sample: `repeats` runs of a candidate between two small kernels. The small kernels stand for the kernels
+ * that run before and after the GEMM in a pass. They are needed because a kernel of this library, unlike cuBLASLt's
+ * kernels, starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
  * te__launch_follows_kernel). */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
@@ -105,7 +105,7 @@ typedef struct te__autotuner {
     int count, repeats;
     int events;                                              /* the number of events in begin_end that have been
                                                               * created */
-    /* for each candidate: 1: it is still timed; 0: it cannot run, or was dropped because it is slower */
+    /* 1 if this candidate is still timed; 0 if it cannot run, or was dropped because it is slower */
     int in[TE__MAX_CANDIDATES];
     /* two events for each candidate, recorded before and after its sample */
     cudaEvent_t begin_end[2 * TE__MAX_CANDIDATES];
@@ -231,8 +231,8 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 1: an operand has an array of scales; 0: all scales are
-                                                              * taken to be 1, and no arrays are needed */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 1 if an operand has an array of scales; 0 if all scales
+                                                              * are taken to be 1, so that no arrays are needed */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);
@@ -331,8 +331,8 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
     *count = s ? &s->choices : 0;
     return s ? s->choice : 0;
 }
-/* Returns whether the steps of a plan look up their strategy by te__gemm_find_choice. They do so if any strategies are
- * stored in the context, or if tuning is on. */
+/* Returns whether the steps of a plan look up their strategy by te__gemm_find_choice. The steps do so if any strategies
+ * are stored in the context, or if tuning is on. */
 TE_API int te__gemm_uses_choices(const te_context *ctx) {
     return ctx && (ctx->gemm_tune || (ctx->gemm && ((const te__gemm_state *)ctx->gemm)->choices));
 }
@@ -382,7 +382,7 @@ TE_API te_gemm_choice *te__gemm_choices(int **count, te_context *ctx) {
 }
 #endif
 
-/* ---- choices, by step -------------------------------------------------------------------------------------------- */
+/* ---- the stored strategies of steps ------------------------------------------------------------------------------ */
 
 TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b) {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&

@@ -13,14 +13,14 @@
  *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
- *                behind which this time can be hidden. So with two kernels the epilogue only stores, also this rank's
- *                own rows in a slot; the tiles alternate between the rows of all ranks, so that a rank sends at an even
- *                rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h). Compared with a scatter
- *                in one kernel, a rank writes and reads rank_rows n more elements.
+ *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums, also
+ *                those for this rank's own rows, in slots; the tiles alternate between the rows of all ranks, so that a
+ *                rank sends at an even rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h).
+ *                Compared with a scatter in one kernel, a rank writes and reads rank_rows n more elements.
  *
- * Floor: the time of the product alone or, if longer, that of sending the bytes over the link at 450 GB/s. With large
- * products the overlapped kernel takes 0.98 to 1.02 of the time of the product alone. Measurements, and variants that
- * were slower: docs/notes/gemm_comm_overlap.md.
+ * Floor (lower bound of the time): the time of the product alone or, if longer, the time to send the bytes over the
+ * link at 450 GB/s. With large products the overlapped kernel takes 0.98 to 1.02 times as long as the product alone.
+ * Measurements, and variants that were slower: docs/notes/gemm_comm_overlap.md.
  */
 #ifndef TE_GEMM_COMM_OVERLAP_H
 #define TE_GEMM_COMM_OVERLAP_H
@@ -46,12 +46,14 @@ enum {
     TE_SCATTER_MAX_FLAGS = 1 << 15,
     TE_SCATTER_FLAGS_PER_TILE = 4,        /* one flag for each of the three warps of the epilogue that store parts of a
                                            * tile; the fourth flag is unused */
-    /* the default of te__overlap_memory.two_kernel_bytes: a scatter takes two kernels if a row of A has at most this
+    /* the default of te__overlap_memory.two_kernel_bytes: a scatter runs as two kernels if a row of A has at most this
      * many bytes */
     TE_SCATTER_TWO_KERNEL_BYTES = 4096,
-    /* Block 0 of each rank's memory begins with flags of 32 bits. The TE_FLAG_ constants are the index at which each
-     * kind of flag begins; each comment says the shape and the meaning. `rank` is the rank that writes the flag. */
-    /* [rank]: the number of the handshake (epoch) in which that rank has said that its memory may be written */
+    /* Block 0 of each rank's memory begins with flags of 32 bits. A TE_FLAG_ constant is the index of the first flag of
+     * one kind; its comment gives the shape of the array of these flags and their meaning. `rank` is the rank that
+     * writes the flag. */
+    /* [rank]: the last epoch (number of a handshake) in which `rank` has said that the other ranks may write to its
+     * memory */
     TE_FLAG_READY = 0,
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once this chunk of `rank`'s rows has arrived */
     /* one flag, which only the rank itself writes: the number of handshakes so far, which is the current epoch */
@@ -79,8 +81,8 @@ typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
     size_t capacity;      /* bytes of the workspace */
-    /* two flags, one in device memory and one in host memory; both are 0, and become q + 1 if a wait for rank q times
-     * out */
+    /* two flags, one in device memory and one in host memory. Both are 0 at first, and are set to q + 1 if a wait for
+     * rank q times out */
     uint32_t *failed[2];
     /* how many nanoseconds a kernel waits for another rank before it reports that rank as failed */
     uint64_t timeout;
@@ -88,8 +90,8 @@ typedef struct te__overlap_memory {
     void (*write)(void), (*wait)(void); /* the driver's functions cuStreamWriteValue32 (write) and cuStreamWaitValue32
                                          * (wait) */
     int64_t two_kernel_bytes; /* a scatter runs as two kernels if a row of A has at most this many bytes */
-    /* for tests: 1: GEMM and collective run one after the other, with the tiles in the same order as in an overlap, so
-     * that the times differ only by the overlap */
+    /* used in tests. If 1, the GEMM and the collective run one after the other, with the tiles in the same order as in
+     * an overlap, so that the times differ only by the overlap */
     int serial;
     int64_t gathered, scattered; /* statistics: the number of products that ran with a gather, and the number that ran
                                   * with a scatter */
@@ -102,18 +104,19 @@ typedef struct te__overlap_memory {
 typedef struct te__gemm_overlap {
     const te_group *group;
     te__overlap_memory *memory;
-    const void *own;        /* for a gather: this rank's rows of A, which are gathered; null: no gather, but D is
-                             * scattered */
-    /* for a gather: to[q] is the address, within the A of rank q, to which these rows are copied; this rank maps that
-     * memory */
+    const void *own;        /* for a gather: this rank's rows of A, which are sent to all other ranks. Null for a
+                             * scatter */
+    /* for a gather: to[q] is the address, within the A of rank q, to which this rank's rows of A are copied; it points
+     * to memory of rank q that this rank has mapped */
     char *to[TE_MAX_RANKS];
-    /* for a gather: 1: this rank's rows are also copied into its own gathered A, which is then complete; the GEMM reads
-     * them from `own` in any case */
+    /* used for a gather. If 1, this rank's rows are also copied into its own gathered A, which is then complete; the
+     * GEMM reads these rows from `own` in any case */
     int keep;
-    /* for a scatter: 1: the order of the tiles alternates between the rows of all ranks; 0: all tiles of one rank's
-     * rows, then those of the next, and those of this rank last */
+    /* used for a scatter. If 1, the order of the tiles alternates between the rows of all ranks; if 0, all tiles of one
+     * rank's rows are computed before those of the next rank, and those of this rank are computed last */
     int interleave;
-    /* for a gather: enqueues other work, which runs before the GEMM, while other ranks' rows arrive; null: none */
+    /* for a gather: a function that enqueues other work, which runs before the GEMM, while other ranks' rows arrive;
+     * null if there is no such work */
     te_status (*overlapped)(void *arg);
     void *overlapped_arg;
 } te__gemm_overlap;
@@ -125,7 +128,7 @@ TE_API char *te__overlap_workspace(const te__overlap_memory *m, int rank) {
     return m->block[0].at[rank] + TE_FLAG_COUNT * sizeof(uint32_t);
 }
 /* Returns the number of rows in a chunk, the unit in which a gather copies a rank's rows: a multiple of `tile`, or all
- * rank_rows. It is so large that there are at most TE_GATHER_MAX_CHUNKS chunks. */
+ * rank_rows. The number is so large that there are at most TE_GATHER_MAX_CHUNKS chunks. */
 TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile) {
     const int64_t rows = te_max(te_ceil_div(TE_GATHER_MIN_CHUNK_BYTES, row_bytes),
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
@@ -217,9 +220,9 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  *
  * Why one copy of each buffer suffices. Kernels of a stream run one after the other, so a rank that is ready has
  * finished all earlier work of its stream: none of its kernels still reads or writes the memory that the other ranks
- * write next. A rank's product is done only after all rows of A, or all sums for its rows, have arrived, so no other
- * rank writes into this rank's memory after that. When a rank has filled a slot in another rank's memory, that other
- * rank reads the slot before it signals that it is ready for the next product.
+ * write next. A rank's product ends only after all rows of A, or all sums for its rows, have arrived, so no other rank
+ * writes into this rank's memory after the product has ended. When a rank has filled a slot in another rank's memory,
+ * that other rank reads the slot before it signals that it is ready for the next product.
  *
  * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
  * ranks, and each rank counts it on its device, so that the count is right even if a captured graph is replayed. CHUNK
@@ -233,9 +236,9 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows of tiles than
  * this rank does, and every cluster finishes its tiles of a group before it begins those of a later group. This
  * argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for
- * another rank (NCCL's, on a second stream) may run at the same time. In a backward that te_buckets watches, all
- * scatters therefore take two kernels: the product does not wait for other ranks, and the kernel that adds up the slots
- * waits only for products. */
+ * another rank (NCCL's, on a second stream) may run at the same time. In a backward pass whose gradients te_buckets
+ * reduces meanwhile, all scatters therefore run as two kernels: the product does not wait for other ranks, and the
+ * kernel that adds up the slots waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;
@@ -243,9 +246,9 @@ typedef struct te__handshake_args {
 } te__handshake_args;
 
 enum { TE_HANDSHAKE_THREADS = 128 };
-/* The body of the handshake kernel, one block on each rank: it begins a new epoch, tells all ranks that this rank's
- * memory may be written, and waits until all have said so of theirs. It takes 3 us if all ranks start it at the same
- * time; 1 to 1.5 us of that is the latency of a store to another rank. */
+/* The body of the handshake kernel, one block on each rank: it begins a new epoch, tells all ranks that they may write
+ * to this rank's memory, and waits until all of them have told this rank the same. The kernel takes 3 us if all ranks
+ * start it at the same time; 1 to 1.5 us of this time is the latency of a store to another rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -273,12 +276,12 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
     return te__handshake_launch(ctx, te__grid_of(1, 1), &a);
 }
 
-/* ---- gather: copies beside a product ----------------------------------------------------------------------------- */
+/* ---- gather: copies that overlap a GEMM -------------------------------------------------------------------------- */
 
-/* Arguments of a host call that enqueues the copies of a gather (of this rank's rows `own` to to[q] on each rank q),
- * the GEMM, or both; a graph replay repeats the call with the same arguments. If no other op is to run during the
- * copies, before the GEMM, one call enqueues both; in a capture it then forks and joins the copy stream, too. The
- * arguments of the GEMM's kernel follow the struct in memory. */
+/* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather (of this rank's rows `own` to
+ * to[q] on each rank q), the GEMM, or both; a graph replay repeats the call with the same arguments. If other work is
+ * to run during the copies, before the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call
+ * enqueues both. The arguments of the GEMM's kernel follow the struct in memory. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
@@ -286,7 +289,7 @@ typedef struct te__gather_call {
     /* rank_bytes: bytes of this rank's rows of A; chunk_bytes: bytes of one chunk of these rows */
     int64_t rank_bytes, chunk_bytes;
     int keep;
-    int copies, product; /* copies: 1: the call enqueues the copies; product: 1: the call enqueues the GEMM */
+    int copies, product; /* copies: whether the call enqueues the copies; product: whether the call enqueues the GEMM */
     te_launch launch;    /* the launch of the product's kernel */
 } te__gather_call;
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };

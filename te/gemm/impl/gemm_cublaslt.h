@@ -1,10 +1,11 @@
 /* gemm_cublaslt.h -- GEMMs by cuBLASLt: descriptors and algorithms, cached per shape in the context ("plans").
  *
- * cuBLASLt is column-major, so its A is our B and its B our A: row-major D = A B is column-major D^T = B^T A^T. A plan
- * holds the descriptor, the layouts and the algorithm of one product. A call looks up its plan, points the descriptor
- * at the bias, aux and scales of the call, and enqueues the product. The algorithm is the one that cuBLASLt's heuristic
- * proposes first or, if autotuning has timed the proposals, the fastest one (gemm_autotune.h). In a build without
- * cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes the place of this file.
+ * cuBLASLt's matrices are column-major, so what it calls A is this library's B, and its B is this library's A:
+ * row-major D = A B is column-major D^T = B^T A^T. A plan holds the descriptor, the layouts and the algorithm of one
+ * product. A call looks up its plan, points the descriptor at the bias, aux and scales of the call, and enqueues the
+ * product. The algorithm is the one that cuBLASLt's heuristic proposes first or, if autotuning has timed the proposals,
+ * the fastest one (gemm_autotune.h). In a build without cuBLASLt (TE_NO_CUBLASLT) gemm_fallback.h takes the place of
+ * this file.
  */
 /* target: cuda */
 #ifndef TE_GEMM_CUBLASLT_H
@@ -27,17 +28,17 @@ typedef struct te__gemm_key { uint64_t word[4]; } te__gemm_key;
 
 typedef struct te__gemm_plan {
     te__gemm_key key;
-    /* found: 1: cuBLASLt has an algorithm for this product. timed: 1: the product's algorithms were timed; 0: not yet;
-     * -1: they cannot be timed */
+    /* found: 1 if cuBLASLt has an algorithm for this product. timed: 1 if the product's algorithms were timed, 0 if not
+     * yet, -1 if they cannot be timed */
     int found, timed;
-    /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor `operation` holds at present; it is
-     * changed only if a call passes other pointers */
+    /* bias, aux, a_inverse and b_inverse are the pointers that the descriptor `operation` holds at present; the
+     * descriptor is changed only if a call passes other pointers */
     const void *bias, *aux;
     const float *a_inverse, *b_inverse;
     cublasLtMatmulAlgo_t algo;
     cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, d; /* layouts of matrices in cuBLASLt's terms: its A is our B, and its B is our
-                                           * A */
+    cublasLtMatrixLayoutOpaque_t a, b, d; /* layouts of matrices in cuBLASLt's terms: its A is this library's B, and its
+                                           * B is this library's A */
     te_gemm_tuned product;
 } te__gemm_plan;
 
@@ -78,8 +79,8 @@ TE_API te_status te__gemm_create(te__gemm_state *s, te_context *ctx) {
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
     return status == TE_OK ? te__gemm_allocate(&s->workspace, ctx) : status;
 }
-/* Creates the state of the GEMMs if the context has none. The first call is made before the first step, when the size
- * of a workspace is computed. */
+/* Creates the state of the GEMMs if the context has none. The first call comes before any kernel is launched, namely
+ * when the size of a workspace is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -195,7 +196,7 @@ TE_API te__gemm_key te__gemm_key_of(const te_gemm_tuned *t) {
     return key;
 }
 /* Returns the slot, in the hash table, of the plan with this key or, if there is no such plan, the free slot for it. A
- * slot holds 1 + the plan's index in s->plan; 0: the slot is free. */
+ * slot holds 1 + the plan's index in s->plan, or 0 if it is free. */
 TE_API uint16_t *te__gemm_slot(const te__gemm_key *key, te__gemm_state *s) {
     const uint64_t *w = key->word;
     uint64_t hash =
@@ -287,9 +288,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     const te__gemm_plan *p = te__gemm_find_plan(g, ctx);
     return p && p->found;
 }
-/* Returns whether the result of te_gemm_run may differ, in its last bit, from the result of the same GEMM whose C lies
- * elsewhere. If C is D, cuBLASLt may run another kernel of the same algorithm: it rounds the product to D's format,
- * then adds C and rounds again, whereas with C elsewhere the sum is rounded once (cuBLASLt 13.1 on an H200, bf16). */
+/* Returns whether the result of te_gemm_run may differ, in its last bit, from the result of the same GEMM with separate
+ * C and D. If C is D, cuBLASLt may run another kernel of the same algorithm: it rounds the product to D's format, then
+ * adds C and rounds again, whereas with separate C and D the sum is rounded once (cuBLASLt 13.1 on an H200, bf16). */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return g->beta != 0 && g->c == g->d; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: none with cuBLASLt. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
@@ -345,8 +346,8 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    /* both counts are needed: if only one algorithm is requested, the heuristic may return one that is not among the
-     * TE__GEMM_MAX_RESULTS */
+    /* The lists of one algorithm and of TE__GEMM_MAX_RESULTS algorithms are both searched: if only one is requested,
+     * the heuristic may return an algorithm that is not in the long list */
     static const int counts[] = {1, TE__GEMM_MAX_RESULTS};
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);
@@ -355,7 +356,7 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     }
     return 0;
 }
-/* Stores an algorithm from a tuning file in the product's cached plan, which is created if it does not exist. The
+/* Stores an algorithm from a tuning file in the product's cached plan. Creates the plan if it does not exist. The
  * caller has checked by te__gemm_free_plans that there is space. */
 TE_API void te__gemm_store_tuned(const te_gemm_tuned *t, te_context *ctx) {
     te__gemm_state *s = (te__gemm_state *)ctx->gemm;

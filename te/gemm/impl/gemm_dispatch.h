@@ -14,9 +14,10 @@
  * cuBLASLt's epilogue does (te_gemm_strategy). In a build without cuBLASLt the rules below select the custom kernels
  * for many more sizes.
  *
- * te_context.gemm_custom decides when a custom kernel runs: 0: never; 1: if the rules below expect it to be faster; 2:
- * whenever the kernel supports the GEMM. Functions with "can" in their name return whether a kernel supports a GEMM;
- * functions with "pays" in their name return whether the kernel is expected to be faster than the alternative.
+ * te_context.gemm_custom decides when a custom kernel runs. With 0 it never runs; with 1 it runs if the rules below
+ * expect it to be faster; with 2 it runs whenever it supports the GEMM. Functions with "can" in their name return
+ * whether a kernel supports a GEMM; functions with "pays" in their name return whether the kernel is expected to be
+ * faster than the alternative.
  */
 #ifndef TE_GEMM_DISPATCH_H
 #define TE_GEMM_DISPATCH_H
@@ -27,7 +28,7 @@
 
 #if TE_CUDA && !defined(TE_NO_CUBLASLT)
 /* Computes D = alpha op(A) op(B) + beta C, followed by g's epilogue. With te_context.gemm_tune on, the first call for a
- * product times the algorithms that cuBLASLt proposes for it, unless the stream is being captured. */
+ * product times the algorithms that cuBLASLt proposes for this product, unless the stream is being captured. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_TRY(te__gemm_check_blockwise(g, ctx));
@@ -46,8 +47,9 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #endif
     return te__gemm_launch(g, p, ctx);
 }
-/* The function by which a list of ops runs its GEMMs. gemm_fallback.h, whose functions depend on T (the list's dtype)
- * and on trains (1: the GEMMs of backward are needed, too), defines this macro differently. */
+/* The function that a model, a list of ops, calls to run its GEMMs. gemm_fallback.h defines this macro differently,
+ * because its functions depend on T (the dtype of the list of ops) and on trains (1 if the GEMMs of backward are also
+ * needed). */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 #endif
 
@@ -67,21 +69,21 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
 
-/* The library's own kernels for a fused pattern, or for a GEMM that is not part of a pattern. A kernel that does not
- * exist is null. */
+/* The library's own kernels for a fused pattern, or for a GEMM that is not part of a pattern. The pointer to a kernel
+ * that does not exist is null. */
 typedef struct te_product_kernels {
     te_sm90_kernel persistent, skinny, persistent_fp8, skinny_fp8;
     te_gemm_operands skinny_fp8_operands;
     te_sm90_kernel small_m, small_m_fp8; /* the small-m kernels for 16-bit operands (small_m), and for FP8 with
                                           * tensorwise or rowwise scales (small_m_fp8) */
-    int is_random;                         /* 1: the pattern draws random numbers for dropout, which makes its epilogue
-                                            * slower */
+    int is_random;                         /* 1 if the pattern draws random numbers for dropout, which makes its
+                                            * epilogue slower */
 } te_product_kernels;
 
 /* Limits that decide which kernel runs a GEMM. A wave is one tile on every multiprocessor. */
 enum {
-    /* a size of the weight W, in 16-bit elements; up to this size the skinny kernel's time is mostly that of its
-     * launch, not that of reading W */
+    /* the largest size of the weight W, in 16-bit elements, for which the launch of the skinny kernel takes longer than
+     * reading W */
     TE_SKINNY_LAUNCH_BOUND = 1 << 22,
     /* the smallest k for which the persistent kernel is used; with a smaller k, the prologue of a tile would take too
      * large a share of the time */
@@ -100,7 +102,7 @@ enum {
     TE_PERSISTENT_MIN_K_NO_CUBLASLT = 512
 };
 
-/* ---- where a custom kernel pays ---------------------------------------------------------------------------------- */
+/* ---- for which sizes a custom kernel is faster ------------------------------------------------------------------- */
 
 TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
@@ -116,9 +118,9 @@ TE_API int te__skinny_pays(const te_gemm *g) {
 /* Returns whether the persistent kernel is expected to be faster than the alternative. The persistent kernel is faster
  * if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half
  * the time that it takes in 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative
- * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: there half a wave is enough, if D has
- * more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build the persistent kernel always pays
- * in FP8. */
+ * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: in such a build half a wave is enough,
+ * if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in FP8 the persistent kernel always pays
+ * there. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -147,14 +149,14 @@ TE_API te_sm90_kernel *te__gemm_skinny_of(te_product_kernels *kernels, const te_
 TE_API te_sm90_kernel *te__gemm_small_m_of(te_product_kernels *kernels, const te_gemm *g) {
     return te__gemm_is_fp8(g) ? &kernels->small_m_fp8 : &kernels->small_m;
 }
-/* Returns whether the skinny kernel is available for the GEMM. If it is, te__gemm_run_custom launches it. */
+/* Returns whether the skinny kernel is available for the GEMM. If so, te__gemm_run_custom launches this kernel. */
 TE_API int te__gemm_is_skinny(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__skinny_can(g)) return 0;
     if (te__gemm_is_fp8(g) && te__skinny_operands_of(g) != kernels->skinny_fp8_operands) return 0;
     return te__sm90_kernel_ready(te__gemm_skinny_of(kernels, g), TE_SKINNY_SHARED, ctx->device);
 }
-/* Returns whether the small-m kernel is available for the GEMM. If it is, and the skinny kernel is not,
- * te__gemm_run_custom launches it. */
+/* Returns whether the small-m kernel is available for the GEMM. If so, and if the skinny kernel is not available,
+ * te__gemm_run_custom launches the small-m kernel. */
 TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
@@ -202,7 +204,7 @@ TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_c
 }
 /* Returns whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is
  * 1 even for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the
- * difference. But there must be enough tiles for all multiprocessors. */
+ * difference. But the answer is 0 if D has too few tiles for all multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
            te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&
@@ -247,7 +249,8 @@ TE_API te_status te__gemm_check_fp8(const te_gemm *g, const char *who, te_contex
 typedef struct te_fp8_gemm {
     te__sm90_gemm_params persistent;
     void *d;
-    const void *bias, *c; /* bias [n] and c [m, n] are added to the rounded product A B^T; null: there is none */
+    const void *bias, *c; /* bias [n] and c [m, n] are added to the rounded product A B^T; null if there is no bias or
+                           * no C */
     int n;
 } te_fp8_gemm;
 
@@ -332,8 +335,8 @@ TE_API te_gemm_choice te__fp8_choice_key(const te_gemm *g) {
     c.stored_outputs = (unsigned)(g->beta != 0) | (unsigned)(g->epilogue == TE_EPILOGUE_BIAS) << 1;
     return c;
 }
-/* Which kernel runs a GEMM that the custom kernel supports: 1: the custom kernel; 0: cuBLASLt; -1: neither gemm_custom
- * nor a timing determines this, so a rule must. */
+/* Returns which kernel runs an FP8 GEMM that the custom kernel supports: 1 for the custom kernel, 0 for cuBLASLt, -1 if
+ * neither gemm_custom nor a timing decides this, so that a rule must decide. */
 TE_API int te__fp8_choice(const te_gemm *g, te_context *ctx) {
     if (ctx->gemm_custom > 1) return 1;
     const te_gemm_choice c = te__fp8_choice_key(g), *found = te__gemm_find_choice(&c, ctx);

@@ -4,15 +4,15 @@
  * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
  * KB, so that two blocks fit on a multiprocessor of Hopper. ldmatrix loads fragments for mma.sync from the ring, and
- * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not
- * a multiple of eight, its rows are not aligned to 16 bytes; they are then loaded one element at a time, without
- * cp.async. For f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions; each
- * of the block's threads computes 8 x 8 elements of the tile.
+ * transposes them if the operand's rows run along m or n, not along k. If the length of an operand's rows is not a
+ * multiple of eight, the rows are not aligned to 16 bytes, and are loaded one element at a time, without cp.async. For
+ * f32 operands a block computes a 128 x 128 tile with ordinary float multiplications and additions; each of the block's
+ * threads computes 8 x 8 elements of the tile.
  *
- * If D has so few tiles that the device could run more blocks at once, k is split among several blocks of a tile: each
- * stores the partial sums of its split of k in the workspace, and a second kernel adds them in the order of k. The
- * number of splits depends only on the sizes and on the number of multiprocessors, so results on one device are bitwise
- * reproducible.
+ * If D has so few tiles that the device could run more blocks at once, several blocks compute one tile, each for a part
+ * of k (a split): each block stores its partial sums in the workspace, and a second kernel adds the partial sums in the
+ * order of k. The number of splits depends only on the sizes and on the number of multiprocessors, so results on one
+ * device are bitwise reproducible.
  *
  * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each split are
  * written and read, 8 m n bytes for each split. Measurements: docs/notes/gemm.md.
@@ -59,8 +59,8 @@ typedef struct te_fallback {
     float alpha, beta;
     int m, n, k, trans_a, trans_b;
     int tiles_m, tiles_n;
-    int k_per_split, splits; /* splits: into how many splits k is divided; 1: k is not split; k_per_split: elements of k
-                              * in each split, a multiple of TE_FALLBACK_TILE_K */
+    int k_per_split, splits; /* splits: the number of parts (splits) into which k is divided, 1 if k is not divided;
+                              * k_per_split: elements of k in each split, a multiple of TE_FALLBACK_TILE_K */
     te_dtype dtype, out;
 } te_fallback;
 
@@ -86,8 +86,9 @@ TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, flo
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
     return p->bias ? v + te__load_wide(p->bias, col, p->dtype) : v;
 }
-/* Store a thread's sums for columns `col` (first) and col + 1 (second) of row `row`. If k is split, they are stored as
- * partial sums; else they pass through the epilogue and are stored in D. Sums for elements outside D are not stored. */
+/* Store a thread's sums for columns `col` (first) and col + 1 (second) of row `row`. If k is split, the sums are stored
+ * as partial sums; else the epilogue is applied, and the results are stored in D. Sums for elements outside D are not
+ * stored. */
 TE_FN void te__fallback_store(const te_fallback *p, int row, int col, float first, float second) {
     if (row >= p->m || col >= p->n) return;
     const int64_t at = (int64_t)row * p->n + col, all = (int64_t)p->m * p->n;
@@ -142,8 +143,8 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
 }
 /* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
  * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines from number `line` on, and
- * TE_FALLBACK_TILE_K elements of each from index `k` on. It keeps the operand's layout: with MN_MAJOR 0 (K-major) the
- * elements of a line are adjacent, with MN_MAJOR 1 the elements of all lines at one index of k. */
+ * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile keeps the operand's layout: with MN_MAJOR 0 (K-major)
+ * the elements of a line are adjacent, with MN_MAJOR 1 the elements of all lines at one index of k. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -312,8 +313,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
 
 /* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
 
-/* The state to which te_context.gemm points: the workspace, and the strategies that autotuning chose for steps. There
- * is no choice for a single GEMM, because without cuBLASLt it has only one candidate, the fallback kernel. */
+/* The state to which te_context.gemm points: the workspace, and the strategies that autotuning chose for the steps of
+ * plans. For a single GEMM nothing is chosen, because without cuBLASLt the fallback kernel is the only candidate. */
 typedef struct te__gemm_state {
     void *workspace;
     int choices;
@@ -326,8 +327,8 @@ TE_API void te__gemm_close(te_context *ctx) {
     free(s);
     ctx->gemm = 0;
 }
-/* Creates the state of the GEMMs on first use. The first use is before the first step, when the size of a plan's
- * workspace is computed. */
+/* Creates the state of the GEMMs on first use. The first use comes before any kernel is launched, namely when the size
+ * of a plan's workspace is computed. */
 TE_API te_status te__gemm_open(te_context *ctx) {
     if (ctx->gemm) return TE_OK;
     te__gemm_state *s = (te__gemm_state *)calloc(1, sizeof *s);
@@ -348,7 +349,7 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
 /* Returns whether the last bits of te_gemm_run's result may differ between a call in place (C and D the same matrix)
- * and one with two matrices. Always 0 with these kernels; with cuBLASLt they may differ. */
+ * and one with two matrices. Returns 0: with the kernels of this file they do not differ. With cuBLASLt they may. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
  * some. */
@@ -373,7 +374,7 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 
 /* Returns the kernel for products of dtype T with p->trans_a and p->trans_b, or null if the program does not contain
  * it. Without TRAINS, i.e. for inference only, a program contains just the 16-bit kernels of A B^T, because a linear
- * multiplies its input by the transpose of its weight. small_m: 1: return the kernel with tiles of
+ * multiplies its input by the transpose of its weight. small_m: 1 to return the kernel with tiles of
  * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: set to a number below 16
  * that identifies the kernel (te__fallback_allow_shared). */
 template <te_dtype T, int TRAINS>
@@ -455,8 +456,8 @@ template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gem
     if (p.splits == 1) return TE_OK;
     return te__fallback_reduce_launch(ctx, te__grid_of(te_ceil_div(g->m * g->n, TE_FALLBACK_THREADS), 1), &p);
 }
-/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
- * of backward. */
+/* The function that a model, a list of ops of dtype T, calls to run its GEMMs. trains: 1 if this function must also
+ * support the GEMMs of backward. */
 #define TE_GEMM_RUN_OF(T, trains) te__fallback_run<T, trains>
 /* Runs a GEMM of any dtype. A program that calls this function contains the kernels of all dtypes. */
 TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {

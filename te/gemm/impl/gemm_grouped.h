@@ -1,12 +1,12 @@
 /* gemm_grouped.h -- the products of a mixture of experts: one GEMM for each group of rows, all of them in one launch.
  *
- * Group e has the rows offset[e] to offset[e + 1] - 1 of x, of which the first max_rows are computed, and a weight of
- * its own. There are three kinds of products:
+ * Group e has a weight of its own and the rows offset[e] to offset[e + 1] - 1 of x, of which only the first max_rows
+ * are computed. There are three kinds of products:
  *     TE_GROUPED_FORWARD    y[rows, out] = x[rows, in] weight[e]^T, weight [groups, out, in]
  *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
  *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
- * The offsets lie in target memory, and on CUDA the host does not read them: the grid has a block for each tile that
- * there can be, and a block finds its group by a binary search, as for sequences of different lengths (te_sequences).
+ * The offsets lie in the memory of the target (the GPU or the host). On CUDA the host does not read them: it launches a
+ * block for each tile that can exist, and each block finds its group from the offsets (te__grouped_find).
  *
  * Do this:
  *     te_grouped g = te__grouped_of(TE_GROUPED_FORWARD, out, in, groups, rows);
@@ -28,20 +28,23 @@ typedef struct te_grouped {
     const void *a;         /* forward: x; dgrad and wgrad: dy */
     const void *b;         /* forward and dgrad: weight; wgrad: x */
     void *d;               /* y, dx or dweight */
-    const te_quantized_weight *quantized; /* forward on the host: the weight in few bits; null: it is b */
-    const int32_t *offset; /* [groups + 1], target memory; offset[0] need not be 0 */
-    const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
+    const te_quantized_weight *quantized; /* for forward on the host: the quantized weight, which is used instead of b,
+                                           * or null if the weight is b */
+    const int32_t *offset; /* [groups + 1], in the memory of the target; offset[0] need not be 0 */
+    const int32_t *slot;   /* for forward on CUDA: row i of the input is row slot[i] / top_k of x or, if `slot` is null,
+                            * row i of x */
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
-    int64_t rows;          /* of all groups, at most; offset[groups] is at most this */
+    int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
     te_grouped_kind kind;
     int out, in, groups, top_k;
-    int ranks;             /* this many ranks have as many groups each, which together have `rows` rows */
-    int max_rows;          /* of a group, rows behind the first max_rows are not computed */
-    int accumulate;        /* wgrad: 1: dweight is added to; 0: it is overwritten */
-    te_dtype dtype, out_dtype; /* out_dtype: of d: dtype or f32 */
+    int ranks;             /* `rows` is an upper bound for the groups of this many ranks together, each of which has
+                            * `groups` groups */
+    int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
+    int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
+    te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
 } te_grouped;
 
-/* One past the last row of group e that is computed. */
+/* Returns the index of the first row behind the computed rows of group e. */
 TE_BOTH int te__grouped_end(const te_grouped *g, int e) {
     return (int)te_min(g->offset[e + 1], (int64_t)g->offset[e] + g->max_rows);
 }
@@ -51,7 +54,7 @@ TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int grou
     g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
     return g;
 }
-/* The GEMM of the `rows` rows from row `first` on, which are those of group e. */
+/* Returns the GEMM of group e, which has the `rows` rows from row `first` on. */
 TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64_t rows) {
     const int64_t weight = (int64_t)e * g->out * g->in, size = (int64_t)te_dtype_bytes(g->dtype);
     const int wgrad = g->kind == TE_GROUPED_WGRAD, dgrad = g->kind == TE_GROUPED_DGRAD;
@@ -68,18 +71,20 @@ TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64
 
 /* ---- CUDA: the tile of a block ----------------------------------------------------------------------------------- */
 
-/* A block of 256 threads computes a tile of D. For 16-bit operands, cp.async copies tiles that are 64 deep along the
- * sum into a ring of stages in shared memory, and mma.sync multiplies them, as in gemm_fallback.h. The rows of x are
- * gathered by the copies, so no permuted copy of x is needed. The tiles have 128 rows; if the groups have few rows on
- * average, as in decoding, 16 rows, and a block then reads the weight of its group once. */
+/* A block of 256 threads computes a tile of D. For 16-bit operands, cp.async copies slices of A and B, each with 64
+ * elements along the inner dimension, into a ring of stages in shared memory, and mma.sync multiplies them, as in
+ * gemm_fallback.h. These copies gather the rows of x, so no permuted copy of x is needed. A tile has 128 rows, or 16
+ * rows if the groups have few rows on average, as in decoding; the weight of a group with at most 16 rows is then read
+ * once. */
 enum {
     TE_GROUPED_THREADS = 256,
     TE_GROUPED_DEPTH = 64,
-    TE_GROUPED_SHARED = 96 << 10, /* bytes of the ring: two blocks fit on a multiprocessor */
+    TE_GROUPED_SHARED = 96 << 10, /* bytes of the ring, so that two blocks fit on a multiprocessor */
     TE_GROUPED_F32_TILE = 64,
     TE_GROUPED_F32_DEPTH = 16
 };
-/* The rows of a tile are first to end - 1, of group e. rows: 0 or less: the block has no tile. */
+/* A tile of D: rows `first` to end - 1, which belong to group e, and the columns from `col` on. If first >= end, the
+ * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x over which the products are summed. */
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
 /* All rows of group e. */
@@ -88,9 +93,10 @@ TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
     t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
     return t;
 }
-/* Finds the tile of rows number `tile`. With offsets counted from offset[0] on, the tiles of group e have the numbers
- * from offset[e] / size + e on, so that some numbers, at most one for each group, belong to no tile. Each lane of a
- * warp tests the groups lane, lane + 32, ..; the group is the last one whose first number is not above `tile`. */
+/* Returns the tile of rows number `tile`; a tile has `size` rows. The tiles of group e have the numbers from (offset[e]
+ * - offset[0]) / size + e on. At most one number of each group belongs to no tile; the returned tile then has no rows.
+ * The group is the last one whose first number is not above `tile`. To find the group, the lanes of a warp count the
+ * groups whose first number is not above `tile`: each lane tests groups lane, lane + 32, .. */
 TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
     te_grouped_tile t;
     const int base = g->offset[0];
@@ -102,21 +108,23 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
     t.end = (int)te_min(t.end, t.first + size);
     return t;
 }
-/* The row of x that is row `row` of the group's operand. */
+/* Returns the row of x that is row `row` of the groups' input. */
 TE_FN int64_t te__grouped_row(const te_grouped *g, int row) { return g->slot ? g->slot[row] / g->top_k : row; }
 
 /* ---- CUDA: 16 bits ----------------------------------------------------------------------------------------------- */
 
-/* The address of 16-byte vector number `vector` in row `row` of a tile in shared memory, of `vectors` vectors a row.
- * The tile is swizzled, so that the same vector of eight successive rows lies in different banks. */
+/* Returns the address of 16-byte vector number `vector` in row `row` of a tile in shared memory, which has `vectors`
+ * vectors per row. The tile is swizzled, so that the vectors with the same number in eight successive rows lie in
+ * different banks. */
 TE_FN uint32_t te__grouped_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
 TE_FN void te__grouped_copy(uint32_t to, const void *from, int exists) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
-/* Load a fragment of 16 lines and 16 elements along the sum: four 8 x 8 matrices, in the order that mma.sync needs
- * (gemm_fallback.h). If `transposed`, the rows of the tile in shared memory are elements along the sum. */
+/* Load a fragment of 16 lines (rows of A or columns of B) and 16 elements along the inner dimension, as four 8 x 8
+ * matrices in the order that mma.sync needs (gemm_fallback.h). transposed: 1 if a row of the tile in shared memory
+ * holds the elements of all lines at one index of the inner dimension, 0 if it holds elements of one line. */
 template <int VECTORS>
 TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b, const int transposed) {
     const int lane = (int)threadIdx.x % 32, matrix = lane / 8, lower = is_b ? matrix / 2 : matrix % 2,
@@ -129,9 +137,11 @@ TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, c
 template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD,
-        B_TRANSPOSED = KIND != TE_GROUPED_FORWARD, /* a row of B's tile is one element along the sum */
+        B_TRANSPOSED = KIND != TE_GROUPED_FORWARD, /* 1 if a row of B's tile holds the elements of all columns at one
+                                                    * index of the inner dimension */
         K = TE_GROUPED_DEPTH,
-        /* in a small tile, half of the warps compute the second half of each stage's elements along the sum */
+        /* in a tile of 16 x 64, half of the warps multiply the first half of each stage's inner dimension, and the
+         * other half of the warps its second half */
         WARPS_M = M == 16 ? 1 : 2, WARPS_K = M == 16 && N == 64 ? 2 : 1, WARPS_N = 8 / WARPS_M / WARPS_K,
         WARP_M = M / WARPS_M, WARP_N = N / WARPS_N, WARP_K = K / WARPS_K,
         BLOCKS_M = WARP_M / 16, BLOCKS_N = WARP_N / 8,
@@ -141,7 +151,8 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         B_COPIES = B_ROWS * B_VECTORS / TE_GROUPED_THREADS,
         A_BYTES = M * K * 2, STAGE = A_BYTES + N * K * 2, STAGES = TE_GROUPED_SHARED / STAGE
     };
-    /* at: the rows of A that this thread copies, unless A is transposed */
+    /* at: the offsets in A, in elements, of the rows that this thread copies, or -1 for rows that do not exist; not
+     * used if A is transposed (wgrad) */
     struct state {
         const uint16_t *a, *b;
         int64_t at[A_COPIES];
@@ -158,8 +169,8 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
             s->at[i] = row < t->end ? te__grouped_row(g, row) * depth(g) : -1;
         }
     }
-    /* Starts the copies of step `step`, and commits them as a group of cp.async, which is empty behind the last
-     * step. */
+    /* Starts the copies of step `step`, and commits them as a group of cp.async. After the last step the group is
+     * empty. */
     TE_FN void load(state *s, const te_grouped *g, const te_grouped_tile *t, int line, uint32_t ring, int step,
                     int steps) {
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -231,7 +242,8 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         if (!WGRAD && t.first >= t.end) return;
         const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
         const int row = warp / WARPS_N % WARPS_M * WARP_M, column = warp % WARPS_N * WARP_N;
-        const int half = warp / (WARPS_M * WARPS_N); /* which part of each stage this warp multiplies */
+        const int half = warp / (WARPS_M * WARPS_N); /* the half of each stage that this warp multiplies, if WARPS_K is
+                                                      * 2; else 0 */
         const int steps = ((WGRAD ? t.end - t.first : depth(g)) + K - 1) / K;
         float c[BLOCKS_M][BLOCKS_N][4];
         state s;
@@ -241,7 +253,8 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         TE_UNROLL_1 for (int i = 0; i < STAGES - 1; i++) load(&s, g, &t, line, ring, i, steps);
         TE_UNROLL_1 for (int i = 0; i < steps; i++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncthreads(); /* step i has arrived, and all warps have read step i - 1, whose stage is filled next */
+            __syncthreads(); /* after this barrier, step i has arrived, and all warps have read step i - 1, whose stage
+                              * is filled next */
             load(&s, g, &t, line, ring, i + STAGES - 1, steps);
             multiply(c, ring + (uint32_t)(i % STAGES * STAGE), row, column, half * WARP_K);
         }
@@ -313,14 +326,14 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
         }
 }
 
-#ifndef TE_KEEP_CALLS /* which prevents inlining: accumulators would not stay in registers */
+#ifndef TE_KEEP_CALLS /* TE_KEEP_CALLS prevents inlining, so accumulators would not stay in registers */
 /* ---- Hopper: 16 bits, by wgmma ----------------------------------------------------------------------------------- */
 
 /* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and
- * a producer warpgroup fills a pipeline of four stages, each 64 deep along the sum. All copies are
- * made by TMA, except those of gathered rows of x, by cp.async. The sum must be a multiple of 64 deep, except in wgrad,
- * where it is over the rows of a group, and copies set the rows behind its end to 0. Floor: as for a dense GEMM
- * (gemm_sm90.h). */
+ * a producer warpgroup fills a pipeline of four stages, each with 64 elements along the inner dimension. TMA makes all
+ * copies except those of gathered rows of x, which cp.async makes. The inner dimension must be a multiple of 64, except
+ * in wgrad, where it is the rows of a group: there the copies fill the rows behind the group's end with zeros. Floor:
+ * as for a dense GEMM (gemm_sm90.h). */
 enum {
     TE_GROUPED_SM90_M = 128,
     TE_GROUPED_SM90_N = 256,
@@ -329,17 +342,19 @@ enum {
     TE_GROUPED_STAGE_BYTES = TE_GROUPED_A_BYTES + TE_GROUPED_SM90_N * TE_GROUPED_DEPTH * 2,
     TE_GROUPED_SM90_SHARED = TE_GROUPED_STAGES * TE_GROUPED_STAGE_BYTES + 8 * 2048 + 1024,
     TE_GROUPED_SM90_THREADS = 384,
-    /* A stage is passed to the consumers when the copies of so many later stages have been started. By then its own
-     * have arrived, so the producer does not wait for them. */
+    /* The producer passes a stage to the consumers after it has started the copies of this many later stages. By then
+     * the stage's own copies have usually arrived, so that the producer does not wait for them. */
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
-    CUtensorMap a_map; /* of x or dy, unless its rows are gathered; wgrad: of dy, [rows, out], ragged */
-    CUtensorMap b_map; /* of the weights of all groups, [groups * out, in]; wgrad: of x, [rows, in], ragged */
+    CUtensorMap a_map; /* maps x or dy, except if rows of x are gathered; in wgrad maps dy [rows, out], with boxes that
+                        * end at the last row of a group */
+    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in]; in wgrad maps x [rows, in], with boxes
+                        * that end at the last row of a group */
     te_grouped g;
 } te_grouped_sm90;
 typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
-/* The number of tiles, and of numbers of tiles that belong to no tile (te__grouped_find). */
+/* Returns the number of tile numbers, including those that belong to no tile (te__grouped_find). */
 TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
     const int columns = g->kind == TE_GROUPED_FORWARD ? g->out : g->in;
     const int64_t tiles_n = te_ceil_div(columns, TE_GROUPED_SM90_N);
@@ -353,9 +368,10 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD, M = TE_GROUPED_SM90_M, N = TE_GROUPED_SM90_N, K = TE_GROUPED_DEPTH,
         B_MN_MAJOR = KIND != TE_GROUPED_FORWARD,
-        A_COPIES = M * K / 8 / 128 /* vectors of a stage that a producer thread copies */
+        A_COPIES = M * K / 8 / 128 /* number of vectors of a stage that one producer thread copies */
     };
-    /* A tile. line: the first row of D in its group's part, or in y; steps: along the sum. */
+    /* A tile of D. line: its first row in the group's dweight (wgrad), or in y or dx; steps: the number of steps of K
+     * elements along the inner dimension. */
     struct work { te_grouped_tile t; int line, steps; };
 
     TE_FN int find(work *w, const te_grouped *g, int tile) {
@@ -372,7 +388,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         return WGRAD ? w->steps || !g->accumulate : w->t.first < w->t.end;
     }
 
-    /* Sets *w to the first tile of this block from number *tile on that exists; returns 0 if there is none. */
+    /* Sets *w to the first existing tile among those with the numbers *tile, *tile + gridDim.x, .., and *tile to its
+     * number. Returns 0 if no such tile exists. */
     TE_FN int seek(work *w, int *tile, const te_grouped *g) {
         const int tiles = (int)te__grouped_sm90_tiles(g);
         while (*tile < tiles && !find(w, g, *tile)) *tile += (int)gridDim.x;
@@ -381,11 +398,13 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
 
     /* ---- the producer warpgroup */
 
-    /* The address of 16-byte vector `vector` in row `row` of a tile with rows of 128 bytes, as TMA swizzles it. */
+    /* Returns the address of 16-byte vector `vector` in row `row` of a tile with rows of 128 bytes, in TMA's swizzled
+     * layout. */
     TE_FN uint32_t swizzle(uint32_t tile, int row, int vector) {
         return tile + (uint32_t)(row * 128 + ((vector ^ (row & 7)) << 4));
     }
-    /* Copies rows of x or dy that lie along the rows of the tile: 128 rows of 64 columns, from column k on. */
+    /* Copies A's part of a stage, 128 gathered rows of x, in the 64 columns from column k on. at: the offset in x, in
+     * elements, of each row that this thread copies, or -1 for a row that does not exist. */
     TE_FN void copy_a(const te_grouped *g, uint32_t to, const int64_t at[A_COPIES], int k) {
         TE_UNROLL for (int i = 0; i < A_COPIES; i++) {
             const int row = i * 16 + (int)threadIdx.x / 8, vector = (int)threadIdx.x % 8;
@@ -409,8 +428,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         TE_UNROLL for (int q = 0; q < 4; q++)
             load_box(to + TE_GROUPED_A_BYTES + q * 8192, &p->b_map, w->t.col + 64 * q, first, count, bar);
     }
-    /* Starts the copies by TMA for a stage: of B and, unless its rows are gathered, of A. Rows of A behind the end of
-     * the group do not matter: their rows of D are not stored. */
+    /* Starts the TMA copies for a stage: of B and, unless its rows are gathered, of A. Rows of A behind the end of the
+     * group are copied, too; the rows of D that are computed from them are not stored. */
     TE_FN void load_stage(const te_grouped_sm90 *p, const work *w, uint32_t to, int k, uint32_t bar) {
         const int first = w->t.e * p->g.out;
         const uint32_t b = to + TE_GROUPED_A_BYTES;
@@ -420,13 +439,13 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         else TE_UNROLL for (int q = 0; q < 4; q++)
             te__tma_load(b + q * 8192, &p->b_map, w->t.col + 64 * q, first + k, bar, 0);
     }
-    /* Passes the stage that was filled `lag` stages before number `count` to the consumers. The fence makes the copies
-     * visible to wgmma, which reads shared memory by the async proxy. */
+    /* Passes stage number count - 1 - LAG, counted over all tiles, to the consumers. The fence makes the copies by
+     * cp.async visible to wgmma, which reads shared memory by the async proxy. */
     template <int LAG> TE_FN void pass(te_grouped_barriers *bars, int count) {
         asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
         te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
     }
-    /* Runs in one thread if TMA makes all copies. */
+    /* Runs in one warp, of which one thread copies, if TMA makes all copies. */
     TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
         int count = 0, tile = (int)blockIdx.x;
@@ -442,10 +461,10 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
                 else load_stage(p, &w, to, s * K, full);
             }
     }
-    /* Runs in the whole warpgroup, which gathers the rows of A. */
+    /* Runs in all threads of the producer warpgroup, which gather the rows of A by cp.async. */
     TE_FN void produce_gathered(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
-        int count = 0, tile = (int)blockIdx.x; /* count: stages that were filled */
+        int count = 0, tile = (int)blockIdx.x; /* count: number of stages filled so far */
         work w;
         for (; seek(&w, &tile, g); tile += (int)gridDim.x) {
             int64_t at[A_COPIES];
@@ -479,8 +498,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         }
         te__wgmma_commit();
     }
-    /* Stores this warp's 16 rows of a tile, in 16 bits: a quarter at a time by way of its subtile in shared memory, so
-     * that eight lanes store 128 bytes of a row. */
+    /* Stores this warp's 16 rows of a tile, in 16 bits. A quarter of the columns at a time passes through the warp's
+     * subtile in shared memory, so that eight lanes store 128 bytes of a row. */
     TE_FN void store(const te_grouped *g, const work *w, const float d[128], uint32_t subtile) {
         const int columns = KIND == TE_GROUPED_FORWARD ? g->out : g->in, lane = (int)threadIdx.x % 32;
         const int first = w->line + ((int)threadIdx.x / 32 - 4) * 16;
@@ -498,7 +517,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
             __syncwarp();
         }
     }
-    /* wgrad: stores this warp's 16 rows of a tile in f32, or adds them. Four lanes store 32 bytes of a row. */
+    /* For wgrad: stores this warp's 16 rows of a tile in dweight, in f32, or adds them to dweight. Four lanes store 32
+     * bytes of a row. */
     TE_FN void store_f32(const te_grouped *g, const work *w, const float d[128]) {
         const int lane = (int)threadIdx.x % 32, first = w->line + ((int)threadIdx.x / 32 - 4) * 16 + lane / 4;
         float *to = (float *)g->d + (int64_t)w->t.e * g->out * g->in;
@@ -572,13 +592,14 @@ te_grouped_sm90_product(const __grid_constant__ te_grouped_sm90 p) {
     te_grouped_wgmma<T, KIND>::body(&p, &bars);
 #endif
 }
-/* Makes the tensor map of rows of `width` columns, for boxes of 64 rows that do not reach into the next group. */
+/* Creates the tensor map of a matrix with `width` columns, for boxes of 64 rows that end at the last row of a group. */
 TE_API te_status te__grouped_rows_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int width,
                                       te_dtype dtype, te_context *ctx) {
     const te__tensor_shape shape = {2, {(cuuint64_t)width, 0}, {(cuuint64_t)width * 2}, {64, 64}};
     return te__tensor_map_ragged(map, encode, data, &shape, dtype, ctx);
 }
-/* Launches the kernel above if it runs on the device and takes the product; *is_done says whether it did. */
+/* Launches the wgmma kernel above if it can run on this device and supports this product. Sets *is_done to 1 if the
+ * kernel was launched, else to 0. */
 template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_context *ctx) {
     static te_sm90_kernel kernel = {(const void *)te_grouped_sm90_product<T, KIND>, 0, 0};
@@ -641,8 +662,8 @@ TE_API te_status te__grouped_launch(const te_grouped *g, te_context *ctx) {
                                            T == TE_f32 ? 0 : (int)TE_GROUPED_SHARED, 1);
     return te__cuda_launch(ctx, launch, g, sizeof *g);
 }
-/* Runs the GEMMs of all groups, in dtype T. Tiles of 16 rows are for groups that have fewer than 32 rows on average;
- * they have 64 columns if tiles of 128 would not keep the device busy. */
+/* Runs the GEMMs of all groups, in dtype T. Tiles of 16 rows are used if the groups have fewer than 32 rows on average.
+ * These tiles have 64 columns if tiles of 128 columns would be too few to keep the device busy. */
 template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
     if constexpr (KIND != TE_GROUPED_WGRAD && T != TE_f32) {
@@ -662,13 +683,14 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
     return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
 #else
-enum { TE_GROUPED_MAX_PARTS = 16 }; /* of the weight of a group in few bits */
-/* The number of floats of g->scratch, unless the weight is in few bits. */
+enum { TE_GROUPED_MAX_PARTS = 16 }; /* the largest number of parts of one group's quantized weight */
+/* Returns the number of floats that g->scratch needs, unless the weight is quantized. */
 TE_API size_t te__grouped_scratch(const te_grouped *g) {
     const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
     return te__gemm_scratch(&p);
 }
-/* Sets *of_group to the weight of group e, some rows of g->quantized. part: memory for its parts. */
+/* Sets *of_group to the weight of group e, which consists of some rows of g->quantized. part: memory for the parts of
+ * *of_group. */
 TE_API te_status te__grouped_weight(te_quantized_weight *of_group, te_weight_part part[TE_GROUPED_MAX_PARTS],
                                     const te_grouped *g, int e, te_context *ctx) {
     int64_t at = -(int64_t)e * g->out; /* the first row of the part, counted from the first row of the group */
@@ -686,8 +708,8 @@ TE_API te_status te__grouped_weight(te_quantized_weight *of_group, te_weight_par
     }
     return TE_OK;
 }
-/* Runs the GEMMs of all groups, one after the other. product: the function that runs a GEMM in the list's dtype or, if
- * the weight is in few bits, with such a weight. */
+/* Runs the GEMMs of all groups, one after the other. product: the function that runs one GEMM. If the weight is
+ * quantized, this function must support a quantized weight. */
 TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
                                  te_context *ctx) {
     for (int e = 0; e < g->groups; e++) {

@@ -34,9 +34,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
 }
 enum { TE__SKINNY_M = 8 };
 /* Returns whether the skinny loop computes the product: if D has at most TE__SKINNY_M rows, B is transposed, as in x
- * weight^T, and the operands are not FP8. Otherwise the blocked loop does, which adds up the terms of a sum in another
- * order. A program that needs bitwise identical rows in batches of any size is compiled with -DTE_BATCH_INVARIANT,
- * which leaves the skinny loop out. */
+ * weight^T, and the operands are not FP8. Otherwise the blocked loop computes the product, which adds up the terms of a
+ * sum in another order. A program that needs bitwise identical rows in batches of any size is compiled with
+ * -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -99,7 +99,8 @@ TE_KERNEL(te__round, 1, te__round_args, te__round_body(te_args, te_at))
 /* How many bytes ahead of its use the skinny loop prefetches the weight into the cache. */
 enum { TE__SKINNY_AHEAD = 8192 };
 
-/* Loops for registers of 4, 8 and 16 floats, of which a program needs one or, for several te_isa, all three. */
+/* The inner loops exist for registers of 4, 8 and 16 floats. A program contains one of these versions or, if it selects
+ * instructions at run time (te_isa), all three. */
 #if defined __AVX512F__
 #define TE__LANES_COMPILED 16
 #elif defined __AVX__
@@ -119,7 +120,7 @@ enum { TE__SKINNY_AHEAD = 8192 };
 #define TE__LANES 4
 #include "gemm_host_micro.inc" /* te__skinny_micro_4, te__sgemm_micro_4 */
 #endif
-/* The number of floats in a register of these instructions. */
+/* Returns the number of floats in a register, in the loops for the instructions `isa`. */
 TE_FN int te__lanes_of(te_isa isa) {
     return isa == TE_ISA_AVX512 ? 16 : isa == TE_ISA_AVX2 && TE__LANES_COMPILED < 8 ? 8 : TE__LANES_COMPILED;
 }
@@ -146,7 +147,7 @@ TE_FN int te__lanes_of(te_isa isa) {
 /* The blocked loop. Each block (on a CPU, the unit of work that a thread takes) computes one tile of D, 96 x 64. For
  * each 256 elements of k the block first copies ("packs") the tile's slices of A and B into the order in which the
  * inner loop reads them. The inner loop accumulates 12 x 16 sums in registers with AVX-512, 6 x 16 with AVX2, and 4 x
- * 16 without, where there are fewer registers. */
+ * 16 without AVX2, because such CPUs have fewer registers. */
 enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16, TE__REG_MAX_M = 12 };
 typedef struct te__sgemm_args {
     int64_t m, n, k;
@@ -216,7 +217,7 @@ TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b,
 #endif
 }
 
-/* ---- a few rows -------------------------------------------------------------------------------------------------- */
+/* ---- GEMMs of a few rows ----------------------------------------------------------------------------------------- */
 
 /* The skinny loop. Each block (on a CPU, the unit of work that a thread takes) computes TE__SKINNY_BLOCK columns of D,
  * one after the other: it multiplies a row of the weight, whose elements are converted to float in registers, by up to
@@ -229,11 +230,12 @@ typedef struct te__skinny_args {
     const float *a;        /* [m, k] */
     const uint8_t *weight; /* [rows, k] of `dtype`: f32, bf16 or f16; need not be aligned */
     te_dtype dtype;
-    int64_t rows, first; /* the rows of the weight, and the column of D that belongs to the first of them */
+    int64_t rows, first; /* rows: the number of rows of the weight; first: the column of D that belongs to the weight's
+                          * first row */
 } te__skinny_args;
 
-/* sum[16 r + i] += the products w[p] a[r stride + p] of all p with p % 16 == i, for r < count, where p < kk is a
- * multiple of 16 (te__skinny_micro). */
+/* Adds to sum[16 r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i. kk
+ * must be a multiple of 16 (te__skinny_micro). */
 TE_FN void te__skinny_add(float *sum, const float *a, int64_t stride, const uint8_t *w, int64_t kk, int count,
                           te_dtype dtype, te_isa isa) {
     const int lanes = te__lanes_of(isa);
@@ -254,7 +256,7 @@ TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, 
     float sum[4 * TE__SKINNY_LANES], last_of_a[4 * TE__SKINNY_LANES];
     uint8_t last_of_w[4 * TE__SKINNY_LANES];
     memset(sum, 0, sizeof sum);
-    if (rest) { /* the last elements, with zeros behind them */
+    if (rest) { /* the elements behind the last multiple of 16, padded with zeros */
         memset(last_of_a, 0, sizeof last_of_a), memset(last_of_w, 0, sizeof last_of_w);
         memcpy(last_of_w, w + whole * size, rest * (size_t)size);
         for (int r = 0; r < count; r++)
@@ -322,8 +324,9 @@ typedef struct te__scaled_tile {
 } te__scaled_tile;
 
 /* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
- * the product are multiplied. rowwise 0: the factors for the sums over 128 columns from `col` on, all 1 if m has
- * rowwise scales. rowwise 1: the factors for the sums over all k columns, all 1 if m has no rowwise scales. */
+ * the product are multiplied. If `rowwise` is 0, f gets the factors for the sums over 128 columns from `col` on, all 1
+ * if m has rowwise scales. If `rowwise` is 1, f gets the factors for the sums over all k columns, all 1 if m has no
+ * rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)
@@ -412,8 +415,8 @@ TE_API te_status te_gemm_run(const te_gemm *product, te_context *ctx) {
     n.g = g, n.product = scratch;
     return te__round_launch(ctx, te__grid_of(g->m, 1), &n);
 }
-/* The function by which a list of ops of dtype T runs its GEMMs. trains: 1 if this function must also support the GEMMs
- * of backward, which te_gemm_run does on the host in any case. */
+/* The function that a model, a list of ops of dtype T, calls to run its GEMMs. trains: 1 if this function must also
+ * support the GEMMs of backward, which te_gemm_run does on the host in any case. */
 #define TE_GEMM_RUN_OF(T, trains) te_gemm_run
 
 #endif

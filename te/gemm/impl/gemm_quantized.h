@@ -1,9 +1,9 @@
-/* gemm_quantized.h -- GEMMs with a quantized weight on a CPU: D = alpha A W^T + beta C. A [m, k] has the dtype of the
- * list of ops. W is a te_quantized_weight: one or more parts, which are consecutive rows in one of the block formats of
- * te/quant/block_formats.h. The kernels compute one part after the other, and dequantize no weight in memory.
+/* gemm_quantized.h -- GEMMs with a quantized weight on a CPU: D = alpha A W^T + beta C. A [m, k] has the model's dtype.
+ * W is a te_quantized_weight: one or more parts, which are consecutive rows in one of the block formats of
+ * te/quant/block_formats.h. The kernels compute one part after the other, and store no dequantized weight in memory.
  *
  * For a part of W in a block format A is rounded to 8 bits (quantized_activations.h), so that dot products are sums of
- * integers. They are computed by the kernels of gemm_quantized_x86.h, gemm_quantized_avx512.h and
+ * integers. These sums are computed by the kernels of gemm_quantized_x86.h, gemm_quantized_avx512.h and
  * gemm_quantized_neon.h, and on other CPUs in plain C. On x86 te_context.isa chooses the kernels. Parts in f32, f16 and
  * bf16 are multiplied in float.
  */
@@ -51,12 +51,12 @@ TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *to
     return te__lookup_launch(ctx, te__grid_of(rows, 1), &a);
 }
 
-/* The dtype of a part in f32, f16 or bf16. */
+/* Returns the dtype of a part of a weight whose format is f32, f16 or bf16. */
 TE_API te_dtype te__dtype_of_block(te_block_format f) {
     return f == TE_BLOCK_f32 ? TE_f32 : f == TE_BLOCK_f16 ? TE_f16 : TE_bf16;
 }
 
-/* ---- by integers ------------------------------------------------------------------------------------------------- */
+/* ---- dot products of integers ------------------------------------------------------------------------------------ */
 
 enum {
     /* the largest number of rows of A for which the skinny kernels are faster than te__x86_tile */
@@ -81,7 +81,8 @@ typedef struct te__by_integers_args {
     te_isa isa;    /* the instructions of the kernels */
 } te__by_integers_args;
 
-/* Store v, the product of row i of A and row j of the part, which is multiplied by the row's scale in int8. */
+/* Stores v, the dot product of row i of A and row j of the part, in D. If the part's format is int8, v is first
+ * multiplied by the scale of row j. */
 TE_FN void te__quantized_store(const te__by_integers_args *args, int64_t i, int64_t j, float v) {
     const te_gemm *g = args->g;
     const te_weight_part *part = args->part;
@@ -128,8 +129,8 @@ TE_API void te__plain_part(const te__by_integers_args *args, const te__activatio
         for (int i = 0; i < (int)a->m; i++) te__quantized_store(args, m0 + i, j, sum[i]);
     }
 }
-/* The skinny kernel of these instructions for format f and 1, 2 or 4 rows of A; null: there is none, and plain C
- * multiplies. */
+/* Returns the skinny kernel for format f and 1, 2 or 4 rows of A with the instructions `isa`; null if this kernel does
+ * not exist, so that plain C is used. */
 TE_API te__columns_kernel *te__columns_kernel_of(te_block_format f, int count, te_isa isa) {
 #if TE__DISPATCH
     return isa == TE_ISA_AVX512 ? te__avx512_kernel(f, count) : isa == TE_ISA_AVX2 ? te__avx2_kernel(f, count) : 0;
@@ -146,9 +147,9 @@ TE_API te__columns_kernel *te__columns_kernel_of(te_block_format f, int count, t
 #endif
 #endif
 }
-/* By skinny kernels: each row of the weight is multiplied by up to four rows of A at a time, and TE__QUANTIZED_GROUP
- * rows of the weight are multiplied by all rows of A before the next ones are read. The order of a sum does not depend
- * on the number of rows of A. */
+/* Multiplies rows of the weight by A with the skinny kernels. Each row of the weight is multiplied by up to four rows
+ * of A at a time, and TE__QUANTIZED_GROUP rows of the weight are multiplied by all rows of A before the next ones are
+ * read. The order of a sum does not depend on the number of rows of A. */
 TE_API void te__columns_part(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
                              int64_t to) {
     const te_weight_part *part = args->part;

@@ -19,7 +19,8 @@
 
 #if TE__QUANTIZED_X86 && (TE__DISPATCH || (defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__))
 #define TE__QUANTIZED_AVX512 1
-/* A function with AVX-512 instructions, also in a program that is compiled for CPUs without them (te_isa). */
+/* Declares a function that may use AVX-512 instructions even if the program is compiled for CPUs without them
+ * (te_isa). */
 #define TE__AVX512_FN TE__TARGET_AVX512 TE_FN
 
 /* ---- skinny: blocks of 32 to 128 values, four groups at a time --------------------------------------------------- */
@@ -33,14 +34,15 @@ TE__AVX512_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
 TE__AVX512_FN __m512i te__avx512_bytes(te__weight_group a, te__weight_group b) {
     return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
 }
-/* Returns one bit for each of the first 16 (at: 0) or the last 16 (at: 2) codes of four groups in q5_0 or q5_1. */
+/* Returns the fifth bit of each of the first 16 (at: 0) or the last 16 (at: 2) codes of each of four groups, in q5_0 or
+ * q5_1. */
 TE__AVX512_FN __mmask64 te__avx512_fifth_bits(const te__weight_group b[4], int at) {
     uint64_t bits = 0;
     for (int i = 0; i < 4; i++) bits |= (uint64_t)te__read_u16(b[i].codes - 4 + at) << 16 * i;
     return (__mmask64)bits;
 }
-/* Unpacks the 128 unsigned codes of four groups, in a format with codes of 4 or 5 bits: q[0] gets the first 16 codes of
- * group i in its 128 bits number i, q[1] the others. */
+/* Unpacks the 128 unsigned codes of four groups, in a format with codes of 4 or 5 bits. q[0] gets the first 16 codes of
+ * each group, those of group i in its i-th 128 bits; q[1] gets the last 16 codes of each group in the same order. */
 TE__AVX512_FN void te__avx512_nibbles(__m512i q[2], const te__weight_group b[4], te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     __m512i x;
@@ -95,7 +97,7 @@ TE__AVX512_FN __m512 te__avx512_spread(__m256 v, __m512i lanes) {
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
 }
 typedef struct te__avx512_four {
-    __m512i q[2]; /* in q8_0 and int8 two groups each, else as te__avx512_nibbles says */
+    __m512i q[2]; /* in q8_0 and int8 each register holds two groups, else as te__avx512_nibbles says */
     __m256 d;
 } te__avx512_four; /* four groups */
 /* Unpack the `count` (1 to 4) groups at w, where a block begins. If there are fewer than four, the
@@ -115,9 +117,9 @@ typedef struct te__avx512_sums {
     __m512 even, odd;
     __m256 m;
 } te__avx512_sums;
-/* Adds to s the dot products of the first `count` of the four blocks in u with `count` groups of activations, from
- * group `at` on. If count < 4, the code still computes four: the scales of the others are set to 0, because memory
- * behind the last group of activations is undefined. */
+/* Adds to s the dot products of the first `count` of the four groups in u with `count` groups of activations, from
+ * group `at` on. If count < 4, the code still computes four products, but the scales of the groups from `count` on are
+ * set to 0, because memory behind the last group of activations is undefined. */
 TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u, const te__activations *a, int64_t at,
                                    int count, te_block_format f) {
     const __mmask8 there = (__mmask8)((1 << count) - 1);
@@ -148,7 +150,8 @@ TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u,
         s->odd = _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), te__avx512_spread(d, second), s->odd);
         return;
     }
-    /* The codes of group i lie in the 128 bits number i, so its activations are brought there, too. */
+    /* The codes of group i lie in the i-th 128 bits of the register, so the activations of group i are moved to the
+     * same bits. */
     const int step = bits < 0 ? 2 : 1;
     const __m512i lanes = te__avx512_pair(_mm256_setr_epi32(0, 0, 0, 0, step, step, step, step),
                                           _mm256_setr_epi32(2 * step, 2 * step, 2 * step, 2 * step, 3 * step, 3 * step,
@@ -290,7 +293,7 @@ TE__AVX512_FN void te__avx512_columns(float *out, const uint8_t *w, const te__ac
 #define TE__AVX512_KERNELS(f) TE__COLUMNS_KERNELS(avx512, TE__TARGET_AVX512, f)
 #define TE__AVX512_CASE(f) TE__COLUMNS_CASE(avx512, f)
 TE__INTEGER_FORMATS(TE__AVX512_KERNELS)
-/* The kernel for format f and 1, 2 or 4 rows of A. */
+/* Returns the kernel for format f and 1, 2 or 4 rows of A. */
 TE_API te__columns_kernel *te__avx512_kernel(te_block_format f, int count) {
     switch ((int)f) { TE__INTEGER_FORMATS(TE__AVX512_CASE) }
     return 0;
@@ -404,8 +407,9 @@ TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a
 }
 #undef TE__X86_EACH
 /* Adds to p->sum the products of the panel (16 unpacked rows of the weight) and all rows of the activations, over the
- * `kk` values from k0 on. It passes one format for each group size and zero point to te__x86_tile_micro, which depends
- * on nothing else, so formats that agree in both share its code. */
+ * `kk` values from k0 on. Of all formats with the same group size and zero point, only one is passed to
+ * te__x86_tile_micro, so that these formats share its compiled code: te__x86_tile_micro depends on no other property of
+ * the format. */
 TE__TARGET_AVX512 TE_API void te__x86_tile_rows(te__x86_panel *p, const te__activations *a, int64_t k0, int kk,
                                                 te_block_format f) {
     for (int i = 0; i < (int)a->m; i += TE__TILE_ROWS) {

@@ -1,12 +1,14 @@
-/* gemm_quantized_cells.h -- reads repacked weights in few bits (te/quant/repacked_blocks.h) on the GPU: a lane's codes
- * as operands of mma, and scales and offsets in f32. A weight is scale q + offset, with an integer q that bf16 and f16
- * hold exactly.
+/* gemm_quantized_cells.h -- reads repacked quantized weights (te/quant/repacked_blocks.h) on the GPU: a lane's codes as
+ * operands of mma, and scales and offsets in f32. A value of the weight is scale * q + offset, where q is the code
+ * minus the zero point, an integer that bf16 and f16 represent exactly.
  *
- * An integer in the low bits of a 16-bit float is that integer times the format's smallest number, 2^-133 in bf16 and
- * 2^-24 in f16, as long as it has 8 bits in bf16 or 11 in f16: subnormal numbers and the first normal ones are equally
- * spaced. So a mask makes floats of two codes, and one fma for two codes multiplies them by a power of two and
- * subtracts the zero of the format or of the block. The powers are chosen so that the results are q times the `unit` of
- * te__cell_unit_log. An E2M1 number, whose bits are placed where bf16 has them, is 2^-126 times its value in bf16.
+ * How codes become floats: if an integer is stored in the low bits of a 16-bit float, the float's value is the integer
+ * times the format's smallest number (2^-133 in bf16, 2^-24 in f16), provided that the integer has at most 8 bits in
+ * bf16 or 11 bits in f16. This holds because subnormal numbers and the smallest normal numbers are equally spaced. So
+ * one mask extracts two codes as floats, and one fma of packed pairs multiplies both by a power of two and subtracts
+ * the zero point of the format or of the block. The power of two is such that the result is q times a `unit`, which is
+ * the same for all formats (te__cell_unit_log). If the bits of an E2M1 number are placed where bf16 has sign, exponent
+ * and mantissa, the value of the bf16 number is 2^-126 times the E2M1 number.
  */
 /* target: cuda */
 #ifndef TE_GEMM_QUANTIZED_CELLS_H
@@ -16,8 +18,8 @@
 #include "../../core/lanes.h"            /* te_block_here */
 #include "../../quant/repacked_blocks.h" /* te__cell_low_bytes */
 
-/* A step: 256 columns of 16 rows, which is one cell of a k-quant, or cells of 32, 64 or 128 columns. The last step of
- * a row may have fewer. */
+/* A step is the part of W that a warp multiplies at a time: 16 rows of 256 columns, in one cell of a k-quant or in
+ * several cells of 32, 64 or 128 columns. The last step of a row may have fewer columns. */
 enum { TE_STEP_K = 256, TE_STEP_GROUPS = TE_STEP_K / TE_CELL_GROUP };
 
 /* The constants of format F. */
@@ -35,37 +37,40 @@ struct te__cells_of {
     }
     enum {
         VALUES = block_values(),
-        GROUPS = VALUES / TE_CELL_GROUP, /* of a cell */
+        GROUPS = VALUES / TE_CELL_GROUP, /* groups of 32 columns in a cell */
         CELL = TE_CELL_ROWS * block_bytes(),
         STEP = CELL * (TE_STEP_K / VALUES),
         IS_K = F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k || F == TE_BLOCK_q6_k,
         IS_8BIT = F == TE_BLOCK_q8_0 || F == TE_BLOCK_int8,
-        ZERO_POINTS = F == TE_BLOCK_int4z_32 || F == TE_BLOCK_int4z_64 || F == TE_BLOCK_int4z_128, /* of blocks */
+        ZERO_POINTS = F == TE_BLOCK_int4z_32 || F == TE_BLOCK_int4z_64 || F == TE_BLOCK_int4z_128, /* one per block */
         LOW = IS_8BIT ? 512 : 256,
         HIGH = F == TE_BLOCK_q6_k                                               ? 128
                : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64
                                                                                 : 0,
-        SCALES = GROUPS * (LOW + HIGH), /* where a cell's scales begin */
-        /* bytes of the rows' scales behind the cells of 16 rows */
+        SCALES = GROUPS * (LOW + HIGH), /* offset of a cell's scales */
+        /* bytes of the scales of 16 rows, which lie behind their cells (int8) */
         ROW_SCALES = F == TE_BLOCK_int8 ? (int)TE_CELL_ROWS * (int)TE_BLOCK_ROW_SCALE : 0,
-        /* 1: a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
+        /* 1 if a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
         PAIRS = GROUPS > 1 && !IS_K,
-        SPAN = PAIRS ? (int)GROUPS : 1, /* groups with a common scale, if that is not the row's */
-        /* where the lowest bit of a code of the second row lies in a 16-bit half, once its bits are merged */
+        SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups with one scale; not used if the scale is that of
+                                         * the row (int8) */
+        /* the position, in a 16-bit half of a word, of the lowest bit of a code of the lane's second row (lane / 4 +
+         * 8), once the code's low and high bits are merged */
         UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
-        ZERO_LOG = IS_8BIT                                                                 ? 7 /* of te__cell_zero .. */
+        ZERO_LOG = IS_8BIT                                                                 ? 7 /* log2 of the zero */
                    : F == TE_BLOCK_q4_0 || F == TE_BLOCK_int4_64 || F == TE_BLOCK_int4_128 ? 3
                    : F == TE_BLOCK_q5_0                                                    ? 4
                    : F == TE_BLOCK_q6_k                                                    ? 5
-                                        : -1, /* it is 0, or a block's */
+                                        : -1, /* no zero point, or one per block */
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
-        HALVES = F == TE_BLOCK_q6_k, /* 1: each half of a group has a scale of its own */
-        /* the first column of a lane in a group is T_COLUMNS (lane % 4), and its fifth column is HALF further */
+        HALVES = F == TE_BLOCK_q6_k, /* 1 if each half of a group has a scale of its own */
+        /* the columns of a lane's eight codes in a group: four from T_COLUMNS (lane % 4) on, and four from HALF columns
+         * further on */
         T_COLUMNS = HALVES ? 4 : 8,
         HALF = HALVES ? 16 : 4
     };
 };
-/* The bytes of the cells of 16 rows of k columns, and of their scales. */
+/* Returns the bytes of the cells of 16 rows of k columns, including the rows' scales behind them. */
 template <te_block_format F>
 TE_FN int64_t te__cells_of_rows(int k) {
     return (int64_t)(k / te__cells_of<F>::VALUES) * te__cells_of<F>::CELL + te__cells_of<F>::ROW_SCALES;
@@ -73,7 +78,7 @@ TE_FN int64_t te__cells_of_rows(int k) {
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
-/* d = a b + c, for two numbers of format M. */
+/* Returns a b + c for two packed numbers of format M. */
 template <te_dtype M>
 TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
@@ -89,36 +94,41 @@ TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
     return d;
 }
-/* The binary logarithm of the unit of codes in format M: the smallest number times the largest power of two. */
+/* Returns log2 of the unit, the factor of all codes that are converted to format M: the smallest number of M times the
+ * largest power of two. */
 TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 : -9; }
-/* 2^e in format m, twice. */
+/* Returns 2^e in format m, in both halves of the word. */
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
     return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* Minus the zero of the format, times the unit, twice. */
+/* Returns minus the zero point of format F, times the unit 2^te__cell_unit_log(M), in both halves of the word. */
 template <te_block_format F, te_dtype M>
 TE_FN uint32_t te__minus_zero(void) {
     const int zero = te__cells_of<F>::ZERO_LOG;
     return (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u;
 }
-/* The same of the zero point of a block, whose d and zero point are the four bytes w. */
+/* Returns minus the zero point of a block, times the unit 2^te__cell_unit_log(M), in both halves of the word. w: the
+ * four bytes with the block's scale d and its zero point. */
 template <te_dtype M>
 TE_FN uint32_t te__minus_zero_point(uint32_t w) {
     return te__fma_pair<M>(__byte_perm(w, 0, 0x4242), te__cell_power(M, M == TE_bf16 ? 127 : 15) | 0x80008000u,
                            0x80008000u);
 }
-/* Two codes, whose lowest bits are number `at` of each half of `bits`, times the unit, plus minus_zero. */
+/* Returns two codes as numbers of format M, each times the unit 2^te__cell_unit_log(M), plus minus_zero. at: the
+ * position of a code's lowest bit in each half of `bits`. */
 template <te_dtype M>
 TE_FN uint32_t te__pair_of_codes(uint32_t bits, const int at, uint32_t minus_zero) {
     return te__fma_pair<M>(bits, te__cell_power(M, (M == TE_bf16 ? 127 : 15) - at), minus_zero);
 }
-/* Two E2M1 numbers, whose bits lie as in bf16, times the unit. */
+/* Returns two E2M1 numbers in format M, each times the unit 2^te__cell_unit_log(M). Their bits lie in `bits` where bf16
+ * has sign, exponent and mantissa. */
 template <te_dtype M>
 TE_FN uint32_t te__pair_of_e2m1(uint32_t bits) {
     if (M == TE_f16) bits = te__and_or(bits, 0x80008000u, bits << 3 & 0x0e000e00u);
     return te__fma_pair<M>(bits, te__cell_power(M, M == TE_bf16 ? 120 : 5), 0x80008000u);
 }
-/* q[upper][i] = pair i of the lane's E2M1 numbers of a row (te__cell_store_mxfp4). */
+/* Sets q[upper][i] to pair i of the lane's E2M1 numbers in row lane / 4 + 8 upper, times the unit
+ * 2^te__cell_unit_log(M). word: the lane's part of a group of 32 columns, as te__cell_store_mxfp4 stores it. */
 template <te_dtype M>
 TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
     TE_UNROLL for (int i = 0; i < 2; i++) {
@@ -129,8 +139,8 @@ TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
         q[1][2 * i + 1] = te__pair_of_e2m1<M>(te__and_or(w << 2, 0x80008000u, w >> 3 & 0x01c001c0u));
     }
 }
-/* The bits of the lane's codes of a group besides four, so placed that a shift by te__cell_high_shift brings those of
- * pair i behind or in front of the four bits of both rows. */
+/* Returns the bits of the lane's codes of a group (32 columns) above their low four bits. They are placed so that
+ * te__cell_high_of_pair can shift those of pair i next to the pair's low bits, for both rows. */
 template <te_block_format F>
 TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
@@ -145,7 +155,8 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
     const int left = F == TE_BLOCK_q6_k ? 2 - 4 * i : 3 - 2 * i;
     return left > 0 ? high << left : high >> -left;
 }
-/* The lane's low bits of a group: in formats of 8 bits four words, in others two. step: the first byte of the step. */
+/* Returns the low bits of the lane's codes of a group (32 columns): four words in formats with 8-bit codes, two words
+ * in the others. step: the first byte of the step (16 rows of 256 columns). */
 template <te_block_format F>
 TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
@@ -156,15 +167,17 @@ TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     const uint2 w = *(const uint2 *)(const void *)low;
     return make_uint4(w.x, w.y, 0, 0);
 }
-/* The lane's low bits of groups `group`, an even number, and group + 1, in a format with PAIRS. */
+/* Returns the low bits of the lane's codes of two groups of 32 columns, `group` (an even number) and group + 1, in a
+ * format with te__cells_of<F>::PAIRS. */
 template <te_block_format F>
 TE_FN uint4 te__cell_low_bits_of_pair(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
     return *(const uint4 *)(const void *)(step + group / cells::GROUPS * cells::CELL +
                                           te__cell_low_at(F, group % cells::GROUPS) + lane * 16);
 }
-/* q[upper][i] = pair i of the lane's codes of a row, times the unit, in format M. w: te__cell_low_bits; minus_zero:
- * that of both rows. */
+/* Sets q[upper][i] to pair i of the lane's codes in row lane / 4 + 8 upper, minus their zero point, times the unit
+ * 2^te__cell_unit_log(M), in format M. w: the result of te__cell_low_bits; minus_zero: te__minus_zero for each of the
+ * two rows. */
 template <te_block_format F, te_dtype M>
 TE_FN void te__cell_codes(uint32_t q[2][4], const uint4 w, const uint32_t minus_zero[2], const char *step, int group,
                           int lane) {
@@ -206,11 +219,12 @@ TE_FN float te__float_of_half(uint32_t bits) {
 TE_FN float te__float_of_byte(uint32_t w, const int i) {
     return __uint_as_float(__byte_perm(w, 0x4b000000u, 0x7440 + i)) - 8388608.0f; /* 2^23 + byte - 2^23 */
 }
-/* 2^(e - 127), in which a NaN, e = 255, is infinite. */
+/* Returns 2^(e - 127). For e = 255, which stands for NaN, returns infinity. */
 TE_FN float te__float_of_e8m0(uint32_t e) { return __uint_as_float(max(e << 23, 0x00400000u)); }
-/* The scales and offsets of one row in groups 4 half to 4 half + 3 of a step, which has `groups` groups; those of other
- * groups are 0. scale[i][1]: of the second half of group i; offset: 0 if the format has none; zero_point[i]: d and the
- * zero point of int4z. of_rows: the scales of the rows of int8. */
+/* Sets the scales and offsets of one row of a step (256 columns), for the four groups of 32 columns from group 4 half
+ * on. groups: the number of groups of the step; values for groups beyond this number are 0. scale[i][0] and
+ * scale[i][1]: for the first and the second half of group 4 half + i; offset[i]: 0 if the format has no offsets;
+ * zero_point[i]: in int4z, the bytes with d and the zero point. of_rows: in int8, the scales of the 16 rows. */
 template <te_block_format F>
 TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups,
                            int row, int half, const char *of_rows) {
@@ -270,8 +284,9 @@ typedef struct te__dequantize_args {
 } te__dequantize_args;
 enum { TE_DEQUANTIZE_THREADS = 256 };
 
-/* Store eight values of a row: four from element `at` on, and four from at + half on. Eight adjacent ones in 16 bits
- * are one vector: stores of half vectors would leave sectors of 32 bytes half written. */
+/* Store eight values of a row: four from element `at` on, and four from element at + half on. If the eight are adjacent
+ * and have 16 bits, they are stored as one vector, because stores of half vectors would leave sectors of 32 bytes half
+ * written. */
 TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float v[8], te_dtype dtype) {
     if (half == 4 && dtype != TE_f32) {
         *(uint4 *)(void *)((uint16_t *)y + at) =
@@ -289,7 +304,7 @@ TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float
                 make_uint2(te_pair_of_floats(f[0], f[1], dtype), te_pair_of_floats(f[2], f[3], dtype));
     }
 }
-/* The lane's eight values of a row in a group, whose codes are in bf16. */
+/* Sets v to the lane's eight values of a row in a group. q: the codes as bf16, times the unit (te__cell_unit_log). */
 TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float scale[2], float offset) {
     const float per_unit = (float)(1 << -te__cell_unit_log(TE_bf16));
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -298,12 +313,13 @@ TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float sca
         v[2 * i + 1] = scale[i / 2] * (pair.y * per_unit) + offset;
     }
 }
-/* te__minus_zero of a row whose d and zero point are zero_point. */
+/* Returns te__minus_zero in bf16 for a row. zero_point: in int4z, the bytes with d and the zero point of the row's
+ * block. */
 template <te_block_format F>
 TE_FN uint32_t te__dequantize_zero(uint32_t zero_point) {
     return te__cells_of<F>::ZERO_POINTS ? te__minus_zero_point<TE_bf16>(zero_point) : te__minus_zero<F, TE_bf16>();
 }
-/* y = all rows of the part. Each warp computes 16 rows in four groups. */
+/* Sets y to the values of all rows of the part. Each warp converts 16 rows in four groups of 32 columns. */
 template <te_block_format F>
 TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     te__dequantize_kernel(const __grid_constant__ te__dequantize_args a) {
@@ -336,8 +352,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
         }
     }
 }
-/* y[i] = row tokens[i] of the table, if it lies in this part, and NaN if the table has no such row. Each block computes
- * one row; each thread computes eight values of a group at a time. */
+/* Sets row i of y to row tokens[i] of the table if that row lies in this part, and to NaN if the table has no such row.
+ * Each block converts one row; each thread converts eight values of a group at a time. */
 template <te_block_format F>
 TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     te__lookup_kernel(const __grid_constant__ te__dequantize_args a) {
@@ -374,7 +390,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
 
 /* ---- formats known at run time ----------------------------------------------------------------------------------- */
 
-/* X(token): the formats of repacked weights. */
+/* Calls X(token) for each format of repacked weights. */
 #define TE_CELL_FORMATS(X) \
     X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) \
     X(mxfp4) X(int4_64) X(int4_128) X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
@@ -391,7 +407,7 @@ TE_IF_USED TE_API const void *te__dequantize_kernel_of(te_block_format f, int lo
     }
 }
 TE_API const char *te__cells_at(const te_weight_part *part) { return (const char *)part->data + TE_REPACKED_HEADER; }
-/* y[rows, k] = the values of a repacked weight, as `dtype`. */
+/* Sets y[rows, k] to the values of a repacked weight, converted to `dtype`. */
 TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const te_quantized_weight *w, int64_t k,
                                                   te_context *ctx) {
     te__dequantize_args a;
@@ -408,7 +424,8 @@ TE_IF_USED TE_API te_status te__dequantize_weight(void *y, te_dtype dtype, const
     }
     return TE_OK;
 }
-/* y[i] = row tokens[i] of w, as `dtype`, for `rows` tokens; NaN if w has no such row. */
+/* Sets row i of y to row tokens[i] of w, converted to `dtype`, or to NaN if w has no such row. rows: the number of
+ * tokens. */
 TE_IF_USED TE_API te_status te__quantized_lookup(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows,
                                                  const te_quantized_weight *w, int64_t cols, te_context *ctx) {
     te__dequantize_args a;

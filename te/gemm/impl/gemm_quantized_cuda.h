@@ -1,18 +1,21 @@
-/* gemm_quantized_cuda.h -- GEMMs on a GPU whose weight is in few bits and repacked (te/quant/repacked_blocks.h):
- * D[m, n] = alpha A[m, k] W[n, k]^T + beta C. Activations are not rounded.
+/* gemm_quantized_cuda.h -- GEMMs on a GPU whose weight is quantized and repacked (te/quant/repacked_blocks.h): D[m, n]
+ * = alpha A[m, k] W[n, k]^T + beta C. Activations are not rounded.
  *
- * Up to TE_QUANTIZED_MAX_M rows: the skinny kernel below. A warp multiplies 16 rows of W, one step of 128 or 256
- * columns at a time. It has a ring of stages in shared memory, each for a step, which bulk copies fill. It converts
- * codes to bf16 or f16 in registers, multiplies them by A with mma.sync, and adds the sums of each group, times the
- * group's scale, in f32. Offsets of groups are multiplied by sums of activations, which are products with ones or, in
- * q4_k and q5_k, with the mins. A in f32 is the exact sum of three bf16, which take three columns of the product.
+ * For at most TE_QUANTIZED_MAX_M rows of A the skinny kernel below computes the product. Each warp computes with 16
+ * rows of W (a row tile), in steps of 128 or 256 columns of W. Bulk copies fill the warp's own ring in shared memory,
+ * one stage for each step. The warp converts the codes of W to bf16 or f16 in registers and multiplies them by A with
+ * mma.sync; a row of A is a column of the product. In f32 it multiplies the sums of each group (32 columns) by the
+ * group's scale, and adds them up. The offset of a group is multiplied by the sum of the group's activations, which
+ * mma.sync computes as a product with ones; in q4_k and q5_k mma.sync multiplies by the offsets (mins) directly. In f32
+ * each row of A is split into three rows in bf16 with the same sum.
  *
- * The warps of a block are `across` row tiles times `stride` parts of k. The steps of a tile can also be divided among
- * the blocks of a cluster: if more rows of W share A in shared memory, less of A is read from the L2, but more blocks
- * divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block that adds them up, in
- * the order of the warps. A kernel that follows another kernel of the pass loads W while that one still runs (PDL).
+ * A block computes `across` row tiles at a time, each by `stride` warps that divide the steps. The blocks of a cluster
+ * can divide the steps further. The more row tiles share A in shared memory, the less of A is read from the L2, but the
+ * more blocks must divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block that
+ * adds them up, in the order of the warps. If this kernel follows another kernel of the same pass, it loads W while
+ * that kernel still runs (PDL).
  *
- * More rows: W is converted to the format of A in the workspace, and multiplied by te_gemm_run.
+ * With more rows of A, W is converted to A's dtype in the workspace, and te_gemm_run multiplies.
  *
  * Lower bound of the time: the bytes of W are read once. Measurements: docs/notes/gemm_quantized.md.
  */
@@ -27,63 +30,66 @@
 enum {
     TE_QUANTIZED_WARPS = 16,
     TE_QUANTIZED_THREADS = 32 * TE_QUANTIZED_WARPS,
-    TE_QUANTIZED_TILE_COLUMNS = 8, /* of a column tile: columns of the product that one mma computes */
+    TE_QUANTIZED_TILE_COLUMNS = 8, /* columns of the product in a column tile, i.e. in one mma */
     TE_QUANTIZED_MAX_STAGES = 4,
-    TE_QUANTIZED_X_PAD = 64,           /* bytes behind each column of A, so that they lie in different banks */
-    TE_QUANTIZED_SLOTS = 21,           /* fragments that a block holds when it adds them up */
-    TE_QUANTIZED_MAX_SPLIT = 8,        /* the most blocks of a cluster */
-    TE_QUANTIZED_MAX_M = 64,           /* rows up to which the skinny kernel is launched for some rows at a time */
-    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the most bytes of a weight that is converted in the workspace; wider ones,
-                                        * such as heads, are multiplied by the skinny kernel for any number of rows */
+    TE_QUANTIZED_X_PAD = 64,           /* bytes of padding behind a row of A in shared memory, against bank conflicts */
+    TE_QUANTIZED_SLOTS = 21,           /* the largest number of fragments (sums of a warp) that a block holds */
+    TE_QUANTIZED_MAX_SPLIT = 8,        /* the largest number of blocks in a cluster */
+    TE_QUANTIZED_MAX_M = 64,           /* the skinny kernel runs for up to this many rows, in several launches */
+    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the largest W, in bytes, that is converted in the workspace; a larger one,
+                                        * such as that of a model's head, is multiplied by the skinny kernel for any
+                                        * number of rows */
 };
 
 typedef struct te__quantized {
     const void *x;     /* [m, k] */
     const char *cells; /* of W, [rows, k] */
-    void *y;           /* [m, ld], from the column of the first row of W on */
+    void *y;           /* [m, ld]: D, beginning with the column that belongs to the first of these rows of W */
     const void *c;     /* as y; read if beta is not 0 */
     const void *bias;  /* [rows], or null */
     float alpha, beta;
     int m, rows, k, ld;
-    int tiles, steps;  /* tiles of W, each of 16 across rows, and steps of a tile */
-    int split;         /* blocks of a cluster, among which the steps of a tile are divided; if above 1, each cluster
-                        * computes one tile */
-    int split_inverse; /* row tile * split_inverse >> 8 is the row tile / split */
-    int more_steps;    /* so many blocks of a cluster have steps_of_block + 1 steps, the others steps_of_block */
+    int tiles, steps;  /* number of tiles of W, each of 16 * across rows, and of steps in each tile */
+    int split;         /* the number of blocks in a cluster, which divide the steps of a tile among them; if above 1,
+                        * each cluster computes one tile */
+    int split_inverse; /* to divide quickly: r / split is r * split_inverse >> 8 */
+    int more_steps;    /* the first more_steps blocks of a cluster have steps_of_block + 1 steps */
     int steps_of_block;
-    int row_bytes;      /* of 16 rows of W */
-    int row_scales;     /* bytes of their scales behind them, in int8 */
-    int across;         /* warps of a block that have different rows; so many other warps have the same rows and other
-                         * steps; the rest is idle */
-    int across_inverse; /* warp * across_inverse >> 8 is the warp / across */
-    int stride;         /* warps with different steps */
-    int columns;        /* of A in shared memory: a power of two, at least the columns of the product */
-    int buffered;       /* steps of which shared memory has A at a time: all of a block, or a multiple of the warps that
-                         * have different steps */
+    int row_bytes;      /* bytes of the cells of 16 rows of W */
+    int row_scales;     /* bytes of the scales of 16 rows, which lie behind their cells (only in int8) */
+    int across;         /* the number of warps of a block that have different row tiles; warps from across * stride on
+                         * are idle */
+    int across_inverse; /* to divide quickly: warp / across is warp * across_inverse >> 8 */
+    int stride;         /* the number of warps that have the same row tile, but different steps */
+    int columns;        /* rows of A in shared memory (in f32 three per row), rounded up to a power of two */
+    int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
+                         * these do not fit, a multiple of `stride` */
     int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
-    int early_weights;  /* 1: the previous kernel does not write W, which is loaded before it ends */
-    int out_f32;        /* 1: y and c are in f32, else in the format of A */
+    int early_weights;  /* 1 if the previous kernel does not write W, so that W is loaded before that kernel has
+                         * ended */
+    int out_f32;        /* 1 if y and c are in f32, 0 if they have A's dtype */
 } te__quantized;
 
-/* Constants, and the layout of shared memory: barriers, scales of each warp, fragments, A, and rings. N: column tiles.
+/* Constants, and the layout of a block's shared memory, in this order: barriers, the scales of each warp, fragments
+ * (sums) to be added, A, and the rings. N: the number of column tiles.
  */
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        /* 2: the compiler uses at most 64 registers, with which one column tile is as fast or up to 4% faster. The
-         * k-quants need more */
+        /* launch bound. With 2 the compiler uses at most 64 registers, with which a kernel with one column tile is as
+         * fast as without the bound or up to 4% faster. The k-quants need more registers */
         MIN_BLOCKS = N == 1 && !(int)te__cells_of<F>::IS_K ? 2 : 1,
         STEP_K = te__cells_of<F>::IS_8BIT ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
-        SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* groups that are added without scales */
+        SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* number of groups added unscaled */
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
-        X_STEP = (int)STEP_K * 2,                                                         /* bytes of a column of A */
-        /* bytes for each warp, where the scales of a step of a k-quant are first converted; rows are padded so that
-         * they lie in different banks */
+        X_STEP = (int)STEP_K * 2,                                                         /* bytes of a row of A */
+        /* bytes, for a group, of the memory into which each warp converts a k-quant's scales, a step at a time; with 16
+         * bytes of padding, so that groups lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
         EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
-        X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* behind those of the stages */
+        X_BARRIER = (int)TE_QUANTIZED_WARPS * (int)TE_QUANTIZED_MAX_STAGES * 8, /* offset of A's barrier */
         SCALES = (int)X_BARRIER + 64,
         SUMS = (int)SCALES + (int)TE_QUANTIZED_WARPS * (int)EXPANDED,
         X = (int)SUMS + (int)TE_QUANTIZED_SLOTS * (int)FRAGMENT
@@ -92,11 +98,11 @@ struct te__quantized_memory {
 
 /* ---- what a warp computes ---------------------------------------------------------------------------------------- */
 
-/* The place of a warp: its row tile within the block's tile, and which of the steps from `begin` to `end` it takes:
- * step begin + first, and each `stride` steps behind. */
+/* What a warp computes: row tile number `row` of each of its block's tiles, in steps begin + first, begin + first +
+ * stride, .., below `end`. */
 typedef struct te__quantized_place {
-    int tile, next_tile; /* of the block; and by how much it grows */
-    int rank;            /* of the block in its cluster */
+    int tile, next_tile; /* the block's first tile, and the distance to its next one */
+    int rank;            /* the block's number in its cluster */
     int row, first, stride, begin, end;
 } te__quantized_place;
 TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
@@ -118,11 +124,11 @@ TE_FN te__quantized_place te__quantized_place_of(const te__quantized *p) {
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* A barrier in shared memory, at `bar`, that counts arrivals and the bytes of copies. */
+/* Initialises the barrier at address `bar` in shared memory, which counts arrivals and the bytes of copies. */
 TE_FN void te__quantized_barrier_init(uint32_t bar, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
-/* Make the barriers that this thread has initialised known to asynchronous copies. */
+/* Makes the barriers that this thread has initialised visible to asynchronous copies. */
 TE_FN void te__quantized_barrier_fence(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -144,9 +150,10 @@ TE_FN void te__quantized_barrier_wait(uint32_t bar, int parity) {
         : "memory");
 #endif
 }
-/* Bulk copies exist from compute capability 9.0 on. They leave the load and store unit to the warps that multiply;
- * behind cp.async, the loads of other warps from shared memory wait as long as memory is the bottleneck. In code for
- * earlier GPUs all lanes of a warp copy by cp.async, and so many arrive at its barriers. */
+/* Returns the number of threads that arrive at a copy's barrier. From compute capability 9.0 on one lane starts a bulk
+ * copy, which does not use the load and store unit. (With cp.async, other warps' loads from shared memory would wait in
+ * this unit behind the copies whenever memory is the bottleneck.) On earlier GPUs all lanes of a warp copy by cp.async,
+ * and arrive. */
 TE_FN int te__quantized_arrivals(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     return 1;
@@ -154,7 +161,8 @@ TE_FN int te__quantized_arrivals(void) {
     return 32;
 #endif
 }
-/* A warp starts the copy of `bytes` bytes, a multiple of 16, which arrive at the barrier. All lanes call it. */
+/* Starts a warp's copy of `bytes` bytes, a multiple of 16, to shared memory. The barrier `bar` counts the bytes that
+ * have arrived. All lanes of the warp call this function. */
 TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint32_t bar) {
     const int lane = (int)threadIdx.x % 32;
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
@@ -172,8 +180,8 @@ TE_FN void te__quantized_copy(uint32_t to, const char *from, int bytes, uint32_t
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 #endif
 }
-/* The ring of a warp: the place of a stage, of which there are `stages` at memory + i STEP with barriers at bar + 8 i,
- * and the parity of its barrier. */
+/* A warp's ring of stages: stage i lies at memory + i * STEP, and its barrier at bar + 8 * i. stage: the stage that the
+ * warp reads next; parity: the parity of that stage's barrier. */
 typedef struct te__quantized_ring {
     uint32_t memory, bar;
     int stage, parity;
@@ -184,8 +192,8 @@ TE_FN void te__quantized_next_stage(te__quantized_ring *r, int stages) {
 /* What a warp loads next. */
 typedef struct te__quantized_loads {
     const char *from; /* the step's first byte */
-    int left;         /* bytes from there to the end of the row tile; not above 0 if there are none */
-    int tile, step;   /* step: from `begin` on */
+    int left;         /* bytes from `from` to the end of the row tile; 0 or less if none are left */
+    int tile, step;   /* the numbers of the block's tile and of the step in it */
 } te__quantized_loads;
 /* Go to the first step of a tile. */
 template <te_block_format F, int N>
@@ -198,7 +206,7 @@ TE_FN void te__quantized_loads_of_tile(te__quantized_loads *l, const te__quantiz
     l->left = tile < p->tiles && row_tile * TE_CELL_ROWS < p->rows ? p->row_bytes - first : 0;
     l->from = p->cells + (int64_t)row_tile * (p->row_bytes + p->row_scales) + first;
 }
-/* Start the copy of the warp's next step, if there is one, into stage number `stage`, and go to the step behind it. */
+/* Starts the copy of the warp's next step, if it exists, into stage `stage`, and advances *l to the step after it. */
 template <te_block_format F, int N>
 TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, const te__quantized_place *at,
                               const te__quantized_ring *ring, int stage) {
@@ -212,7 +220,8 @@ TE_FN void te__quantized_load(te__quantized_loads *l, const te__quantized *p, co
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* Eight values of f32 as the exact sum of three bf16: the part number `part` of them. */
+/* Splits each of eight f32 values into three bf16 numbers whose sum is exactly the value. Returns number `part` (0 to
+ * 2) of the three for each value. */
 TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -226,8 +235,9 @@ TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Bring p->buffered steps of A, from column k on and up to column `end`, to shared memory: [column][k], with zeros from
- * `end` on. In 16 bits they arrive at the barrier `bar`; A in f32 has been stored when the function ends. */
+/* Copies columns k to end - 1 of A to shared memory, but at most p->buffered steps of them, with zeros from `end` on.
+ * The layout there is [row of A][k], with three rows in bf16 for each row of an A in f32. If A has 16 bits, its bytes
+ * arrive at the barrier `bar`; if A is f32, it has been stored when the function ends. */
 template <te_dtype T>
 TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k, uint32_t bar) {
     const int width = p->buffered * step_k, column = width * 2 + TE_QUANTIZED_X_PAD, lane = (int)threadIdx.x % 32;
@@ -273,13 +283,16 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
 
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
-/* What a group has for rows r and r + 8: two scales; of q4_k and q5_k for each row its min twice, as an operand of mma
- * times the unit; of q6_k the scales of the second half of the group; and for each row te__minus_zero. */
+/* The scales of a group (32 columns) for rows r and r + 8 of W. scale: the scale of each row. more: the offset of each
+ * row in q4_1 and q5_1, or the scale of the second half of the group in q6_k. min: in q4_k and q5_k, each row's min
+ * times the codes' unit (te__cell_unit_log), twice in a word, as an operand of mma. minus_zero: te__minus_zero for each
+ * row. */
 typedef struct te__quantized_scales {
     float2 scale, more;
     uint32_t min[2], minus_zero[2];
 } te__quantized_scales;
-/* Convert the scales of a step of q4_k or q5_k. Returns minus dmin of rows r and r + 8. */
+/* Converts the scales of a step of q4_k or q5_k from `stage` to `to`. Returns minus dmin, the factor of the mins, for
+ * rows r and r + 8. */
 template <te_block_format F, te_dtype M>
 TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
     const int lane = (int)threadIdx.x % 32, row = lane / 4;
@@ -320,7 +333,7 @@ TE_FN void te__quantized_expand_q6_k(char *to, const char *stage) {
         at[0] = scale[i][0], at[2] = scale[i][1];
     }
 }
-/* Load the scales of a group, for r = lane / 4. `more`: their offsets in q4_1 and q5_1. */
+/* Loads the scales of a group for rows r and r + 8, r = lane / 4. expanded: the converted scales of a k-quant. */
 template <te_block_format F, te_dtype M>
 TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const char *expanded, const int group) {
     typedef te__cells_of<F> cells;
@@ -348,20 +361,20 @@ TE_FN te__quantized_scales te__quantized_load_scales(const char *stage, const ch
         s.scale = te_floats_of_pair(*(const uint32_t *)(const void *)(at + row * 4), TE_f16);
     return s;
 }
-/* c += sum times the factor of each row, and sum becomes 0. */
+/* Adds the sums to c, each multiplied by its row's factor, and sets the sums to 0. */
 TE_FN void te__quantized_add(float c[4], float sum[4], float2 factor) {
     TE_UNROLL for (int i = 0; i < 4; i++) c[i] += sum[i] * (i < 2 ? factor.x : factor.y), sum[i] = 0;
 }
-/* This lane's eight activations of a group. */
+/* Returns this lane's eight activations of a group (32 columns). */
 template <te_block_format F>
 TE_FN uint4 te__quantized_operand(const char *x) {
     if (!te__cells_of<F>::HALVES) return *(const uint4 *)(const void *)x;
     const uint2 a = *(const uint2 *)(const void *)x, b = *(const uint2 *)(const void *)(x + 32);
     return make_uint4(a.x, a.y, b.x, b.y);
 }
-/* c += one step, times the unit of the codes. c[tile]: the sums of rows lane / 4 and lane / 4 + 8 of W, each with
- * columns 2 (lane % 4) and 2 (lane % 4) + 1 of the column tile. x: this lane's first vector of the step; x_tile: bytes
- * from column tile to column tile. */
+/* Adds the products of one step, times the unit of the codes (te__cell_unit_log), to c. c[tile]: the sums for rows lane
+ * / 4 and lane / 4 + 8 of W and columns 2 (lane % 4) and 2 (lane % 4) + 1 of a column tile. x: this lane's first vector
+ * of A for the step; x_tile: the distance in bytes from one column tile to the next. */
 template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, char *expanded) {
     typedef te__cells_of<F> cells;
@@ -380,7 +393,7 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
     if (cells::IS_K) __syncwarp();
     te__quantized_scales s;
     uint4 low;
-    float part[N][2][4]; /* sums of a span: of the first and of the second half of each group */
+    float part[N][2][4]; /* sums over the first halves of groups, and over the second halves */
     TE_UNROLL for (int group = 0; group < memory::GROUPS; group++) {
         uint32_t q[2][4];
         if (group % memory::SPAN == 0) {
@@ -399,7 +412,7 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
                        min[4] = {s.min[0], s.min[1], s.min[0], s.min[1]};
         TE_UNROLL for (int tile = 0; tile < N; tile++) {
             const uint4 b = te__quantized_operand<F>(x + group * 64 + tile * x_tile);
-            /* with one column tile and many steps the two mma add to two sums, so that neither waits for the other */
+            /* if TWO_CHAINS, the two mma add to separate sums, so that neither waits for the other */
             float *const of_second = part[tile][cells::HALVES || TWO_CHAINS];
             te__mma_sync(part[tile][0], first, b.x, b.y, M);
             te__mma_sync(of_second, second, b.z, b.w, M);
@@ -420,8 +433,8 @@ TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *
 
 /* ---- the end of a tile ------------------------------------------------------------------------------------------- */
 
-/* Element i of x, in f32 if `wide`, else in format T. te_load would bring the code of all formats: small code is loaded
- * sooner. */
+/* Returns element i of x, which is in f32 if `wide` is 1, else in format T. Used instead of te_load, which would add
+ * the code for all formats: a kernel with less code starts sooner. */
 template <te_dtype T>
 TE_FN float te__quantized_get(const void *x, int64_t i, int wide) {
     if (T == TE_f32 || wide) return ((const float *)x)[i];
@@ -434,9 +447,9 @@ TE_FN void te__quantized_put(void *y, int64_t i, float v, int wide) {
     else
         ((uint16_t *)y)[i] = (uint16_t)te_pair_of_floats(v, 0, T);
 }
-/* Clusters exist from compute capability 9.0 on; in code for others a cluster has one block. A barrier of the blocks of
- * a cluster: te__quantized_arrive, or te__quantized_arrive_relaxed if nothing has been stored that others read, and
- * te__quantized_wait. */
+/* A barrier between the blocks of a cluster: a block calls te__quantized_arrive, or te__quantized_arrive_relaxed if it
+ * has stored nothing that the other blocks read, and then te__quantized_wait. Clusters exist from compute capability
+ * 9.0 on; in code for earlier GPUs a cluster has one block, and these functions do nothing. */
 TE_FN void te__quantized_arrive_relaxed(int split) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (split > 1) asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -466,7 +479,8 @@ TE_FN void te__quantized_send(char *to, int rank, const float v[4]) {
     *(float4 *)(void *)to = make_float4(v[0], v[1], v[2], v[3]), (void)rank;
 #endif
 }
-/* Store the product of 16 rows of W, from row `first` on. sums: float[columns][16]. */
+/* Stores D for 16 rows of W, from row `first` on: applies alpha, the bias and beta C to the sums. sums:
+ * float[columns][16]. */
 template <te_dtype T>
 TE_FN void te__quantized_store(const te__quantized *p, int first, const float *sums) {
     const float alpha = p->alpha * (float)(1 << -te__cell_unit_log(T == TE_f16 ? TE_f16 : TE_bf16));
@@ -485,8 +499,8 @@ TE_FN void te__quantized_store(const te__quantized *p, int first, const float *s
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
 }
-/* Add the sums c of all warps of the cluster, and store them. Row tile r of a tile is added up by block r % split, by
- * its warp r / split. shared: float4[row tile / split][block and step of the warp][column tile][lane]. */
+/* Adds up the sums c of all warps of the cluster, and stores the results. Row tile r of a tile is added up by block r %
+ * split, in its warp r / split. shared: float4[row tile / split][sending block and warp][column tile][lane]. */
 template <te_dtype T, int N>
 TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_place *at, int tile, const float c[N][4],
                                 char *shared) {
@@ -509,7 +523,7 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
         const float4 v = *(const float4 *)(const void *)(from + (slot * N + i) * 512 + lane * 16);
         sum[i][0] += v.x, sum[i][1] += v.y, sum[i][2] += v.z, sum[i][3] += v.w;
     }
-    __syncwarp(); /* all lanes have read the first sums, which are replaced */
+    __syncwarp(); /* all lanes have read the sums that the following stores overwrite */
     float *const sums = (float *)(void *)from;
     TE_UNROLL for (int i = 0; i < 4 * N; i++) {
         const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, row = lane / 4 + i % 4 / 2 * 8;
@@ -521,13 +535,14 @@ TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_plac
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Order this thread's stores to shared memory before asynchronous copies to the same place. */
+/* Makes this thread's stores to shared memory precede later asynchronous copies to the same memory. */
 TE_FN void te__quantized_fence_async(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* Fill a stage with zeros behind its first `bytes` bytes: a row of W ends with a part of a step. */
+/* Fills a stage with zeros behind its first `bytes` bytes, because the last step of a row of W may be shorter than a
+ * stage. */
 template <int STEP>
 TE_FN void te__quantized_clear(char *stage, int bytes) {
     for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512)
@@ -535,7 +550,7 @@ TE_FN void te__quantized_clear(char *stage, int bytes) {
     te__quantized_fence_async();
     __syncwarp();
 }
-/* F: the format of W; T: of A; N: column tiles, 1, 2 or 4. */
+/* The skinny kernel. F: the format of W; T: the dtype of A; N: the number of column tiles, 1, 2 or 4. */
 template <te_block_format F, te_dtype T, int N>
 TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__quantized_memory<F, N>::MIN_BLOCKS))
     te__quantized_kernel(const __grid_constant__ te__quantized p) {
@@ -547,7 +562,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const te__quantized_place at = te__quantized_place_of(&p);
     const int end_k = at.end * memory::STEP_K < p.k ? at.end * memory::STEP_K : p.k;
-    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD; /* bytes of a column of A */
+    const int x_column = p.buffered * memory::X_STEP + TE_QUANTIZED_X_PAD; /* bytes of a row of A */
     char *const x = shared + memory::X;
     const char *const x_lane = x + (lane / 4 & (p.columns - 1)) * x_column + lane % 4 * (cells::T_COLUMNS * 2);
     char *const stages = x + p.columns * x_column + warp * p.stages * memory::STEP;
@@ -568,7 +583,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
     __syncwarp();
     te__quantized_loads_of_tile<F, N>(&loads, &p, &at, at.tile);
     if (!p.early_weights) te_kernel_wait();
-    /* the first stage; then A, which would wait behind all stages; then the other stages */
+    /* load the first stage, then A, which would otherwise wait behind all stages, then the other stages */
     te__quantized_load<F, N>(&loads, &p, &at, &ring, 0);
     te_kernel_begin();
     te__quantized_load_x<T>(x, &p, at.begin * memory::STEP_K, end_k, memory::STEP_K, x_bar);
@@ -609,8 +624,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
 
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
-/* A kernel, the devices on which its limit of shared memory has been set, and the number of clusters of 1 to MAX_SPLIT
- * blocks that run at the same time on the last of these devices. */
+/* A kernel and what the host knows about it. set: bit d is 1 if the kernel's limit of shared memory has been raised on
+ * device d. clusters[i]: how many clusters of i blocks can run at the same time on the last of these devices. */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
     int step_k, step_bytes, cell, values, row_scales; /* constants of the format */
@@ -633,7 +648,7 @@ TE_API te__quantized_kernel_entry *te__quantized_entry(void) {
                                                {0}};
     return &entry;
 }
-/* The kernel for a format of W and a number of columns of the product. */
+/* Returns the kernel for format f of W and this number of columns of the product. */
 template <te_dtype T>
 TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, int64_t columns) {
     switch ((int)f) {
@@ -647,7 +662,7 @@ TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, in
     default: return 0;
     }
 }
-/* The number of clusters of `split` blocks that run at the same time; 0 if the kernel's code has no clusters. */
+/* Returns how many clusters of `split` blocks can run at the same time, or 0 if the kernel's code has no clusters. */
 TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split, const te_context *ctx) {
     struct cudaFuncAttributes is;
     cudaLaunchAttribute attribute = {};
@@ -673,22 +688,23 @@ TE_API te_status te__quantized_prepare(te__quantized_kernel_entry *e, te_context
     (void)__atomic_fetch_or(&e->set, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Choose how the work is divided, and set what depends on it, by a model of the time in clock cycles, whose constants
- * were measured on an H200. Memory and the warps work at the same time; A is read from the L2. Returns the bytes of
- * shared memory. */
+/* Chooses how warps, blocks and clusters divide the work, and sets the members of *p that depend on this choice. The
+ * choice minimises the time that a model predicts, in clock cycles; the model's constants were measured on an H200. In
+ * the model, memory and the warps work at the same time, and A is read from the L2. Returns the bytes of shared memory
+ * of a block. */
 TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_entry *e, const te_context *ctx) {
     enum {
-        MEMORY_RATE = 17,    /* bytes of a cycle for each multiprocessor, if all read */
-        L2_RATE = 24,        /* the same of the L2 */
-        MAX_RATE = 20,       /* bytes of a cycle that a multiprocessor reads from memory if others do not */
-        GROUP_LATENCY = 110, /* cycles of a warp for a group, .. */
-        TILE_LATENCY = 30,   /* besides for each column tile but one, .. */
-        STEP_LATENCY = 300,  /* and besides for a step */
-        GROUP_ISSUE = 30,    /* instructions for a group, .. */
-        TILE_ISSUE = 9,      /* and besides for each column tile */
-        CLUSTER = 1500,      /* cycles for the reduction by a cluster */
-        TILE = 600,          /* and by a block */
-        ROUND = 2500         /* cycles for each time that A has to be loaded, if shared memory does not hold it */
+        MEMORY_RATE = 17,    /* bytes per cycle that each multiprocessor reads from memory if all of them read */
+        L2_RATE = 24,        /* bytes per cycle that each multiprocessor reads from the L2 */
+        MAX_RATE = 20,       /* bytes per cycle that a multiprocessor reads from memory if the others do not read */
+        GROUP_LATENCY = 110, /* cycles that a warp takes for a group of one column tile */
+        TILE_LATENCY = 30,   /* cycles that each further column tile adds to a group */
+        STEP_LATENCY = 300,  /* cycles that each step adds */
+        GROUP_ISSUE = 30,    /* instructions of a warp for a group */
+        TILE_ISSUE = 9,      /* instructions that each column tile adds to a group */
+        CLUSTER = 1500,      /* cycles that the reduction by a cluster takes */
+        TILE = 600,          /* cycles that the reduction by a block takes */
+        ROUND = 2500         /* cycles for each load of a part of A, if shared memory cannot hold all of A */
     };
     const int row_tiles = (int)te_ceil_div(p->rows, TE_CELL_ROWS);
     const int column = 2 * e->step_k * p->columns, pad = TE_QUANTIZED_X_PAD * p->columns;
@@ -728,9 +744,9 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
     p->stages = (int)te_min(TE_QUANTIZED_MAX_STAGES, (free - p->buffered * column) / ring);
     return e->fixed + pad + p->buffered * column + p->stages * ring;
 }
-/* The most rows of A for one launch. */
+/* The largest number of rows of A in one launch. */
 TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? 10 : 32; }
-/* Multiply `rows` rows of A, from row m0 on, by a part of W, whose first row is row `first` of W. */
+/* Multiplies `rows` rows of A, from row m0 on, by one part of W. first: the part's first row, counted in W. */
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
                                     int64_t first, te_context *ctx) {
@@ -755,15 +771,15 @@ TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, 
                                          TE_QUANTIZED_THREADS, shared, p.split),
                            &p, sizeof p);
 }
-/* Whether the product is computed from W converted in the workspace. */
+/* Returns whether W is converted in the workspace and multiplied by te_gemm_run. */
 TE_API int te__quantized_converts(const te_gemm *g) {
     return g->m > TE_QUANTIZED_MAX_M && g->n * g->k * (int64_t)te_dtype_bytes(g->dtype) <= TE_QUANTIZED_DEQUANTIZED;
 }
-/* Bytes of te_gemm.scratch that te__quantized_run needs. */
+/* Returns the number of bytes of te_gemm.scratch that te__quantized_run needs. */
 TE_API size_t te__quantized_scratch(const te_gemm *g) {
     return te__quantized_converts(g) ? (size_t)(g->n * g->k) * te_dtype_bytes(g->dtype) : 0;
 }
-/* D = alpha A W^T + beta C, and the bias if g names one, for a GEMM with b_quantized. T: g's dtype. */
+/* Computes D = alpha A W^T + beta C, plus g's bias if it has one, for a GEMM with b_quantized. T: g's dtype. */
 template <te_dtype T>
 TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
     const te_quantized_weight *w = g->b_quantized;

@@ -28,7 +28,8 @@ typedef struct te__neon_codes {
     int8x16_t first, second;
 } te__neon_codes; /* 32 signed codes */
 
-/* Returns sum plus the products u v of 16 numbers of 8 bits, four products in each lane; which ones is not defined. */
+/* Returns sum plus the products u v of 16 numbers of 8 bits, four products in each lane. Which four products a lane
+ * adds is not defined. */
 TE_FN int32x4_t te__neon_dot16(int32x4_t sum, int8x16_t u, int8x16_t v) {
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_s32(sum, u, v);
@@ -87,8 +88,8 @@ TE_FN float32x4_t te__neon_f16(const te__weight_group g[4], int at) {
     for (int i = 0; i < 4; i++) memcpy(&h[i], g[i].block + at, sizeof h[i]);
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
 }
-/* Returns the scales of the four groups, by which their codes are multiplied; in int8, whose scale is that of the row,
- * they are 1. */
+/* Returns the scales of the four groups, by which their codes are multiplied. In int8, which has one scale per row of
+ * the weight instead, all of them are 1. */
 TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f) {
     float d[4];
     if (f == TE_BLOCK_int8) return vdupq_n_f32(1.0f);
@@ -107,7 +108,7 @@ TE_FN void te__neon_columns_32(float *out, const uint8_t *w, const te__activatio
     float32x4_t sum[TE__SKINNY_COLUMNS];
     for (int r = 0; r < count; r++) sum[r] = vdupq_n_f32(0.0f);
     for (int64_t b = 0; b < groups; b += 4) {
-        /* In place of each group beyond the row's end the last one is multiplied again, by a scale of 0. */
+        /* In place of each group beyond the end of the row, the last group is multiplied again, by a scale of 0. */
         const int there = (int)te_min(4, groups - b);
         const int64_t at[4] = {0, te_min(1, there - 1), te_min(2, there - 1), te_min(3, there - 1)};
         const te__weight_group g[4] = {te__group_at(w, b, f), te__group_at(w, b + at[1], f),
@@ -214,7 +215,7 @@ TE_FN void te__neon_columns(float *out, const uint8_t *w, const te__activations 
 #define TE__NEON_KERNELS(f) TE__COLUMNS_KERNELS(neon, , f)
 #define TE__NEON_CASE(f) TE__COLUMNS_CASE(neon, f)
 TE__INTEGER_FORMATS(TE__NEON_KERNELS)
-/* The kernel for format f and 1, 2 or 4 rows of A. */
+/* Returns the kernel for format f and 1, 2 or 4 rows of A. */
 TE_API te__columns_kernel *te__neon_kernel(te_block_format f, int count) {
     switch ((int)f) { TE__INTEGER_FORMATS(TE__NEON_CASE) }
     return 0;

@@ -1,5 +1,5 @@
 /* gemm_quantized_x86.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to 8
- * bits, on x86 with AVX2, and with AVX-VNNI where the compiler may use it: one row of the weight by 1, 2 or 4 rows of
+ * bits, on x86 with AVX2, and with AVX-VNNI if the compiler may use it: one row of the weight by 1, 2 or 4 rows of
  * activations at a time. gemm_quantized_avx512.h has the kernels for AVX-512.
  *
  * A code is the integer that a format stores for a value. 32 codes at a time are unpacked to a register, as unsigned
@@ -29,7 +29,7 @@
 
 #if TE__QUANTIZED_X86
 
-/* A function with AVX2 instructions, also in a program that is compiled for CPUs without them (te_isa). */
+/* Declares a function that may use AVX2 instructions even if the program is compiled for CPUs without them (te_isa). */
 #define TE__AVX2_FN TE__TARGET_AVX2 TE_FN
 
 #if defined __AVX512VNNI__ && defined __AVX512VL__
@@ -91,8 +91,8 @@ typedef struct te__x86_block {
 
 /* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
  * for q8_0 and int8, 3 for q4_0 and int4, 4 for q5_0, int4z and mxfp4; -1 for formats without a zero point, which have
- * an offset m instead (value = d code + m). To the codes of int4z 16 minus the zero point of the block is added when
- * they are unpacked; those of mxfp4 are twice the value, plus 16. */
+ * an offset m instead (value = d code + m). When codes of int4z are unpacked, 16 minus the block's zero point is added
+ * to them, so that their zero point becomes 16. Codes of mxfp4 are unpacked to twice the value plus 16. */
 TE_FN int te__x86_zero_bits(te_block_format f) {
     return te__block_has_offset(f) || f == TE_BLOCK_q6_k                              ? -1
            : f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8                                 ? 7
@@ -117,12 +117,12 @@ TE__AVX2_FN __m256i te__x86_fifth_bits(__m256i q, const uint8_t *p) {
     return _mm256_or_si256(q, _mm256_and_si256(_mm256_cmpeq_epi8(x, bit), _mm256_set1_epi8(16)));
 #endif
 }
-/* E2M1 numbers, the nibbles q, as twice their values plus 16. */
+/* Returns, for each E2M1 number (a nibble) in q, twice its value plus 16. */
 TE__AVX2_FN __m256i te__x86_e2m1(__m256i q) {
     const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), q);
 }
-/* The 32 codes of a group, as unsigned numbers; those of q8_0 and int8 are signed. */
+/* Returns the 32 codes of a group. They are unsigned, except those of q8_0 and int8, which are signed. */
 TE__AVX2_FN __m256i te__x86_codes_32(te__weight_group g, te_block_format f) {
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) return te__x86_load(g.codes);
     const __m256i q = te__x86_nibbles(g.codes);
@@ -165,7 +165,7 @@ TE__AVX2_FN __m256 te__x86_step(__m256 sum, te__x86_block u, const te__activatio
 }
 /* For formats with blocks of 32, 64 or 128 values: sets out[i] to the dot product of the weight's row at w and row
  * row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant. Groups with even and with odd
- * numbers are added to separate sums, because an addition to one sum need not wait for that to the other. */
+ * numbers are added to separate sums, so that an addition to one sum need not wait for an addition to the other. */
 TE__AVX2_FN void te__x86_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row,
                                     int count, te_block_format f) {
     const int64_t groups = a->k / TE__GROUP;
@@ -284,7 +284,7 @@ TE__AVX2_FN void te__avx2_columns(float *out, const uint8_t *w, const te__activa
 #define TE__AVX2_KERNELS(f) TE__COLUMNS_KERNELS(avx2, TE__TARGET_AVX2, f)
 #define TE__AVX2_CASE(f) TE__COLUMNS_CASE(avx2, f)
 TE__INTEGER_FORMATS(TE__AVX2_KERNELS)
-/* The kernel for format f and 1, 2 or 4 rows of A. */
+/* Returns the kernel for format f and 1, 2 or 4 rows of A. */
 TE_API te__columns_kernel *te__avx2_kernel(te_block_format f, int count) {
     switch ((int)f) { TE__INTEGER_FORMATS(TE__AVX2_CASE) }
     return 0;

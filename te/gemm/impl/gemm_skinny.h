@@ -4,10 +4,10 @@
  * stages in shared memory, which it fills by cp.async, so that no warp waits for another in the mainloop. A warp
  * multiplies by mma.sync, whose operand A is rows of W and whose operand B is rows of x. (Elements of k may be passed
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
- * rounded to 16 bits, and passed to the pattern's epilogue, eight elements at a time; during that time the copies into
- * the rings continue. If this kernel follows another kernel of the same pass, it fills its rings with W while that
- * kernel still runs (PDL), which is safe because no kernel of a pass writes weights. Otherwise this kernel fills the
- * rings when the previous kernel has ended.
+ * rounded to 16 bits, and passed, eight elements at a time, to the epilogue of the fused pattern to which this GEMM
+ * belongs; during that time the copies into the rings continue. If this kernel follows another kernel of the same pass,
+ * it fills its rings with W while that kernel still runs (PDL), which is safe because no kernel of a pass writes
+ * weights. Otherwise this kernel fills the rings when the previous kernel has ended.
  *
  * e4m3 operands use the same code, because a lane loads and holds vectors of 16 bytes both in 16 bits and in FP8; e4m3
  * is converted to f16 in registers, just before it is multiplied. With tensorwise or rowwise scales the total of all
@@ -48,12 +48,13 @@ enum {
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
-                  * wanted */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
+                  * if no amax is wanted */
     float alpha;
     int m, n, k; /* k: in elements */
-    int rowwise;       /* for TE_OPERANDS_FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
-    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int rowwise;       /* for TE_OPERANDS_FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
+    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
+     * end */
     int early_weights;
 } te_skinny;
 
@@ -82,7 +83,8 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
-/* Returns the column of y that row `row` of the 16 rows of W belongs to; it is also the number of this row in W. */
+/* Returns the column of y to which row `row` of the 16 rows of W belongs. This column is also the number of the row in
+ * W. */
 TE_FN int te__skinny_column_of(const te_skinny *p, int col, int row, const te_skinny_pairing k) {
     return k.pairs ? te__skinny_column(p, col, row / 8, k) + row % 8 : col + row;
 }
@@ -141,10 +143,10 @@ TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uin
     te__skinny_commit();
     te__skinny_next_stage(loads, p, ring, pairing);
 }
-/* Fill the whole ring. paced: 1: the kernel before this one still runs. Its loads, its last stores and then this
- * kernel's loads of x would wait for microseconds behind all these copies. Therefore a warp starts a copy of half a
- * stage only when its previous one has arrived: then 32 KB are in flight on each multiprocessor, which is enough for
- * the bandwidth. */
+/* Fill the whole ring. paced: 1 if the previous kernel still runs. The previous kernel's loads and last stores, and
+ * then this kernel's loads of x, would wait for microseconds behind all these copies. Therefore a warp starts a copy of
+ * half a stage only when its previous one has arrived: then 32 KB are in flight on each multiprocessor, which is enough
+ * for the bandwidth. */
 TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
                                 const te_skinny_pairing pairing, const int paced) {
     TE_UNROLL_1 for (int i = 0; i < TE_SKINNY_STAGES; i++) {
@@ -160,7 +162,7 @@ TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Load eight elements of x from `from`, or zeros if the row of x ends before `from`. left: the number of elements from
- * there to the end of the row. The predicate is in the assembly because the compiler would make a branch of an `if`,
+ * `from` to the end of the row. The predicate is in the assembly because the compiler would make a branch of an `if`,
  * and compute the address of each load behind its branch. */
 TE_FN void te__skinny_load_x(uint32_t x[4], const uint16_t *from, int left) {
     asm volatile("{\n.reg .pred inside;\nsetp.gt.s32 inside, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
@@ -197,8 +199,9 @@ TE_FN void te__f16_of_four_e4m3(uint32_t *low, uint32_t *high, uint32_t w) {
 }
 #endif
 /* Multiply 32 elements of k of 16 rows of W by those of eight rows of x, and add the products to c. u, v: the lane's
- * vectors in rows lane / 4 and lane / 4 + 8 of W; x: its vector in row lane / 4 of x. e4m3 is converted to f16 because
- * compute capability 9.0 has no mma.sync for it: the compiler would also convert, but add up more. */
+ * vectors in rows lane / 4 and lane / 4 + 8 of W; x: the lane's vector in row lane / 4 of x. e4m3 is converted to f16
+ * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate the instruction by
+ * the same conversion and more additions. */
 TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], const uint32_t x[4],
                           const te_dtype format) {
     if (format != TE_e4m3) {
@@ -220,7 +223,7 @@ TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], 
 /* Adds the products of one step to the lane's four sums c. These are the sums for rows lane / 4 and lane / 4 + 8 of W,
  * each multiplied by rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
  * replaced by that of the next step as soon as it has been multiplied. next: the address of the first vector of the
- * next step, left: the number of elements from there to the end of the row. */
+ * next step; left: the number of elements from `next` to the end of the row. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const uint16_t *next, int left,
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
@@ -230,8 +233,8 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
     float part[4] = {0, 0, 0, 0};
-    /* the lane multiplies vectors lane % 4 + 4 i of its rows; in odd rows te__skinny_load_stage has stored those with
-     * an even i where an odd i belongs, and vice versa */
+    /* the lane multiplies vectors lane % 4 + 4 i of its rows; in odd rows te__skinny_load_stage has exchanged each
+     * vector with an even i for the vector with i + 1 */
     const int row = (int)threadIdx.x % 32 / 4, swap = row % 2 * 64;
     const uint32_t even = stage + (uint32_t)(row * TE_SKINNY_ROW + (int)threadIdx.x % 4 * 16 + swap),
                    odd = even - 2 * (uint32_t)swap;
@@ -263,8 +266,9 @@ TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const
     if (p->w_inverse) s.w = p->w_inverse[p->rowwise ? at : 0];
     return s;
 }
-/* The functions that store the results of a pattern: `each` takes eight columns of y, or, if columns are paired, `pair`
- * takes twice eight. prepare: called by all threads before the mainloop, unless it is null. arg: their argument. */
+/* The functions that store the results of a pattern: `each` takes eight columns of y; if columns are paired, `pair`
+ * takes two vectors of eight columns instead. prepare: called by all threads before the mainloop, unless it is null.
+ * arg: the argument that these functions get. */
 typedef struct te_skinny_epilogue {
     te_epilogue_fn each;
     te_epilogue_pair_fn pair;

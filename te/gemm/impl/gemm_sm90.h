@@ -118,9 +118,9 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_with_pairs(te__sm90_gemm_config c, int 
     c.pairing.group = group, c.pairing.distance = distance, c.pairing.swap_middle = swap_middle;
     return c;
 }
-/* Returns config c for a fused pattern. source_has_halves: 1: params.source is [m, 2 n]. pairs_halves: 1: the epilogue
- * combines column i of the first half of D with column i of the second half, as gated activations do. column_sums: 1:
- * the kernel can store column sums of D. */
+/* Returns config c for a fused pattern. source_has_halves: 1 if params.source is [m, 2 n]. pairs_halves: 1 if the
+ * epilogue combines column i of the first half of D with column i of the second half, as gated activations do.
+ * column_sums: 1 if the kernel can store column sums of D. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused(te__sm90_gemm_config c, int source_has_halves, int pairs_halves,
                                                int column_sums) {
     if (pairs_halves) c = te__sm90_gemm_with_pairs(c, 16, 8, 0), c.pairing.halves = 1;
@@ -162,19 +162,19 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
     TE__SM90_GEMM_SHELL(name, type, te__sm90_gemm_config_of(dtype, dtype_a, dtype_b, trans_b), epilogue, 0,            \
                         TE_OUTPUTS_ANY, exists)
 /* Defines a kernel for a fused pattern in FP8, which can store the transpose of its output (params.transposed).
- * pairs_halves: 1: the kernel calls pair_epilogue, with the same columns of the first and of the second half of D; 0:
- * it calls epilogue. outputs: an expression of type te_epilogue_outputs, which may use the kernel's argument p.
- * reads_source: 1: the epilogue reads params.source in every tile; 0: not in tiles for which `outputs` is known at
- * compile time. column_sums: 1: the kernel can store params.column_sums. */
+ * pairs_halves: 1 if the kernel is to call pair_epilogue, with the same columns of the first and of the second half of
+ * D; 0 if it is to call epilogue. outputs: an expression of type te_epilogue_outputs, which may use the kernel's
+ * argument p. reads_source: 1 if the epilogue reads params.source in every tile, 0 if only in tiles for which `outputs`
+ * is not known at compile time. column_sums: 1 if the kernel can store params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
                         te__sm90_gemm_fused_fp8(te__sm90_gemm_config_of(dtype, dtype_a, TE_e4m3, 1), pairs_halves,     \
                                                 reads_source, column_sums),                                            \
                         epilogue, pair_epilogue, outputs, exists)
-/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: 1: the kernel calls pair_epilogue, with the same
- * columns of the first and of the second half of D, and B must be stored [n, k]; 0: it calls epilogue.
- * source_has_halves: 1: params.source is [m, 2 n]. */
+/* Defines a kernel for a fused pattern in 16 bits. pairs_halves: 1 if the kernel is to call pair_epilogue, with the
+ * same columns of the first and of the second half of D (B must then be stored [n, k]); 0 if it is to call epilogue.
+ * source_has_halves: 1 if params.source is [m, 2 n]. */
 #define TE_SM90_GEMM_KERNEL_FUSED(name, type, dtype, trans_b, epilogue, pair_epilogue, pairs_halves,                   \
                                   source_has_halves, column_sums, exists)                                              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -267,7 +267,7 @@ TE_API int te__sm90_gemm_last_wave_is_even(const te_gemm *g, te_context *ctx) {
     return !p.tail_tiles || p.helpers > 0;
 }
 
-/* ---- overlap of a collective ------------------------------------------------------------------------------------- */
+/* ---- overlap with a collective ----------------------------------------------------------------------------------- */
 
 /* Returns whether the product can overlap with a collective of this group. The overlap requires that the number of rows
  * of each rank is a multiple of 256, the rows of a cluster tile (the tiles of the two blocks of a cluster). */

@@ -89,11 +89,11 @@ typedef struct te__sm90_blockwise_consumer {
     uint32_t n_scale;              /* for a wgrad (weight gradient): offset in bytes, within a stage, of the scale of
                                     * this lane's first row of D */
     te__sm90_pipeline_state at;
-    /* has_tile: 1: the lane's sums belong to the tile of D whose first element is at (x, y); 0: no tile was begun
+    /* has_tile: 1 if the lane's sums belong to the tile of D whose first element is at (x, y), 0 if no tile was begun
      * yet */
     int x, y, has_tile;
     /* the bias of the tile's 256 columns, spread over the warp's lanes: each lane holds four words of two columns, and
-     * bias[j] has columns 2 (32 j + lane) and the next one */
+     * bias[j] has column 2 (32 j + lane) and the next column */
     uint32_t bias[4];
 } te__sm90_blockwise_consumer;
 
@@ -494,7 +494,7 @@ TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_conte
     return te__cuda_launch(ctx, launch, &p, sizeof p);
 }
 
-/* ---- this kernel or cuBLASLt ------------------------------------------------------------------------------------- */
+/* ---- the choice between this kernel and cuBLASLt ----------------------------------------------------------------- */
 
 TE_IF_USED TE_API int te__sm90_blockwise_available(const te_gemm *g, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_blockwise_supports(g) && te__tensor_map_encoder(ctx) &&

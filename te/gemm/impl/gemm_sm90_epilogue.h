@@ -104,7 +104,7 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 enum {
-    /* number of parts of a quarter of a tile, which has 128 rows; a part has four of them */
+    /* number of parts of a quarter of a tile: a quarter has 128 rows, and a part has four rows */
     TE_SM90_EPILOGUE_PARTS = 32,
     /* The number of 32-bit words of the epilogue's input for eight elements of D. The input has at most three vectors
      * of eight 16-bit elements: one from each half of the source, or one from each of three other ranks. */
@@ -133,13 +133,13 @@ typedef struct te__sm90_epilogue_tile {
     uint32_t ring;
     int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
-    int is_last;        /* 1: this is the block's last tile, whose epilogue the eight consumer warps share */
-    /* 1: the te_epilogue_fn need not test which outputs to store, which is known at compile time (te_epilogue_outputs),
-     * nor where D ends, because the whole tile lies within D */
+    int is_last;        /* 1 if this is the block's last tile, in whose epilogue the eight consumer warps help */
+    /* 1 if the te_epilogue_fn need not test which outputs to store, because this is known at compile time
+     * (te_epilogue_outputs), nor where D ends, because the whole tile lies within D */
     int is_branch_free;
-    int transposes;     /* 1: the epilogue also stores the transpose of its FP8 output */
-    int adds_ranks;     /* for reduce_scatter: 1: this rank owns the tile's rows, so the epilogue adds the sums of the
-                         * other ranks */
+    int transposes;     /* 1 if the epilogue also stores the transpose of its FP8 output */
+    int adds_ranks;     /* for reduce_scatter: 1 if this rank owns the tile's rows, so that the epilogue adds the sums
+                         * of the other ranks */
 } te__sm90_epilogue_tile;
 
 /* A quarter of a tile (128 rows of 64 columns), as seen by one lane. */
@@ -327,8 +327,8 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
 /* Processes a tile, quarter by quarter. If another rank owns the tile's rows (reduce_scatter), at last signals to that
- * rank that the tile has been stored in its memory. If this rank owns them, the caller has already waited for the other
- * ranks' sums. */
+ * rank that the tile has been stored in its memory. If this rank owns the rows, the caller has already waited for the
+ * other ranks' sums. */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {

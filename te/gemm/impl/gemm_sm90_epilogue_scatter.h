@@ -36,11 +36,11 @@ typedef struct te__gemm_scatter_params {
     uint32_t *peer_flags[TE_MAX_RANKS];
     const uint32_t *flags;                /* [ranks, TE_SCATTER_MAX_FLAGS], in this rank's memory: the flags that the
                                            * other ranks set */
-    const uint32_t *epoch;                /* the number of the current handshake; a flag is set by storing this number
-                                           * in it */
+    const uint32_t *epoch;                /* points to the number of the current handshake; a flag is set by storing
+                                           * this number in the flag */
     int ranks;
-    /* 1: this kernel also stores this rank's sums of its own rows in memory, in this rank's slot, and a second kernel
-     * adds up the slots of all ranks; 0: this kernel adds up the sums of all ranks */
+    /* 1 if this kernel also stores this rank's sums of its own rows in memory, in this rank's slot, and a second kernel
+     * adds up the slots of all ranks; 0 if this kernel adds up the sums of all ranks */
     int two_kernels;
 } te__gemm_scatter_params;
 

@@ -54,7 +54,7 @@ TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params 
     if (rank == o->rank) return o->own_is_separate ? (*y = row, &p->own_map) : &p->a_map;
     const int chunk = rank * TE_GATHER_MAX_CHUNKS + row / o->chunk_rows;
     const int same_rank = chunk / TE_GATHER_MAX_CHUNKS == *seen / TE_GATHER_MAX_CHUNKS;
-    /* A rank's chunks arrive in order, so this one has arrived no later than chunk *seen of the same rank. */
+    /* A rank's chunks arrive in order, so a chunk has arrived if it is not behind chunk *seen of the same rank. */
     if (chunk <= *seen && same_rank) return &p->a_map;
     *seen = chunk;
     te__flag_wait(o->chunk_flags + chunk, 1, rank, &o->timeout);
@@ -74,8 +74,8 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_gemm_work w, before;
     int seen = -1;
-    /* No tile precedes the first one, so no source must be prefetched for `before`. A positive split says so, as it
-     * does for the work of a Stream-K helper, which runs no epilogue. */
+    /* Before the first tile there is no tile for which the epilogue's source must be prefetched. The positive split
+     * marks `before` as work without an epilogue, like that of a Stream-K helper. */
     before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
@@ -153,8 +153,8 @@ TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
 /* Store quarter number `quarter` of a tile to its staging buffer. An epilogue that needs pairs of columns (k.pairing)
- * needs two quarters at once. For it, a call for an even quarter stores that quarter and the next one, which fill both
- * buffers, and a call for an odd quarter does nothing. */
+ * needs two quarters at once. For such an epilogue, a call for an even quarter stores that quarter and the next one,
+ * which fill both buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -263,7 +263,7 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
     int has_packed = 0;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); j++) {
         const int steps = w.end_step - w.first_step;
-        /* the quarter of the previous tile, 0 to 3, that is staged next; 4: no quarter is left */
+        /* the quarter of the previous tile (0 to 3) that is staged next, or 4 if no quarter is left */
         int next = has_packed ? 0 : 4;
 #pragma unroll 1
         for (int s = 0; s < steps; s++) { /* not unrolled: eight copies of the step took half of the compile time */

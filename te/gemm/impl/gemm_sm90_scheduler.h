@@ -50,15 +50,16 @@ typedef struct te__sm90_gemm_overlap {
      * rows of a cluster tile */
     int rank, rank_rows;
     /* first_tile_row: which row of cluster tiles (256 rows of D) is computed first; group_m: how many of these rows of
-     * tiles form a group of the scheduler (0: TE_SM90_GEMM_GROUP_M) */
+     * tiles form a group of the scheduler, or 0 for TE_SM90_GEMM_GROUP_M */
     int first_tile_row, group_m;
-    /* 0: all rows of one rank are computed before those of the next rank; else the number of ranks: one row of cluster
-     * tiles of each rank is computed in turn */
+    /* 0 if all rows of one rank are computed before those of the next rank; else the number of ranks, and one row of
+     * cluster tiles of each rank is computed in turn */
     int interleave;
-    /* 1: this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
+    /* 1 if this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
     int own_is_separate;
     int chunk_rows;              /* number of rows of A that arrive together from another rank, and share one flag */
-    /* [ranks, TE_GATHER_MAX_CHUNKS]: a flag is 1 once its chunk of rows has arrived; null: the kernel need not wait */
+    /* [ranks, TE_GATHER_MAX_CHUNKS]: flags that become 1 once a chunk of rows has arrived; null if the kernel need not
+     * wait */
     const uint32_t *chunk_flags;
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
@@ -70,22 +71,22 @@ typedef struct te__sm90_gemm_params {
     CUtensorMap a_map, b_map, source_map, own_map;
     te__sm90_gemm_overlap overlap;
     /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel adds up: one row for
-     * each of a tile's three epilogue warps; null: no column sums are wanted */
+     * each of a tile's three epilogue warps; null if no column sums are wanted */
     float *column_sums;
-    float *amax;        /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no
-                         * amax is wanted */
-    float *inverse;     /* [2]: receives 1 / scale and the scale of the FP8 output (te_scale_save); null: they are not
-                         * wanted */
+    float *amax;        /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is
+                         * smaller; null if no amax is wanted */
+    float *inverse;     /* [2]: receives 1 / scale and the scale of the FP8 output (te_scale_save); null if these are
+                         * not wanted */
     const float *scale;
-    uint8_t *transposed; /* [n, transposed_rows]: receives the transpose of the epilogue's FP8 output; null: it is not
-                          * wanted */
+    uint8_t *transposed; /* [n, transposed_rows]: receives the transpose of the epilogue's FP8 output; null if no
+                          * transpose is wanted */
     /* length of a row of `transposed`: m rounded up to a multiple of 16; the elements from index m on are 0 */
     int transposed_rows;
-    /* [m, n], 16 bits: a tensor that the epilogue reads, and that is prefetched; null: there is none */
+    /* [m, n], 16 bits: the tensor that the epilogue reads, and that is prefetched; null if the epilogue reads none */
     const void *source;
-    /* 1: `source` is [m, 2 n]; for column i of D the epilogue reads column i of each half */
+    /* 1 if `source` is [m, 2 n], and the epilogue reads, for column i of D, column i of each half of `source` */
     int source_has_halves;
-    /* for FP8: the inverse scales of A and B, by which alpha is multiplied; null: the scale is 1 */
+    /* for FP8: the inverse scales of A and B, by which alpha is multiplied; null if the scale is 1 */
     const float *inverse_a, *inverse_b;
     float alpha;
     int m, n, k, tiles; /* k: counted in 16-bit units (two elements of FP8 are one unit); tiles: number of cluster
@@ -93,7 +94,7 @@ typedef struct te__sm90_gemm_params {
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
      * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
      * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
-     * splits, adds the helpers' sums and runs the epilogue. helpers 0: tiles are not split, and full_waves is
+     * splits, adds the helpers' sums and runs the epilogue. If `helpers` is 0, tiles are not split, and full_waves is
      * unlimited.
      */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
@@ -108,8 +109,8 @@ typedef struct te__sm90_gemm_params {
  * Rotary positions pair dimension i of a head with dimension i + rotary_dim / 2; a gated activation pairs column i of
  * the first half of D with column i of the second half.
  *
- *   group, distance  the sixteen vectors of 128 columns form groups of `group` vectors (a divisor of 16; 0: there are
- *                    no pairs). In a group, vector i of the first `distance` pairs with vector i + distance. The
+ *   group, distance  the sixteen vectors of 128 columns form groups of `group` vectors (a divisor of 16; 0 if there
+ *                    are no pairs). In a group, vector i of the first `distance` pairs with vector i + distance. The
  *                    group's other vectors, which are dimensions of a head that are not rotated, are paired in the same
  *                    way: the first half of them with the second half.
  *   swap_middle      the second and third 64 columns of a tile are swapped, so that columns with a distance of 128 form
@@ -122,19 +123,19 @@ typedef struct te__sm90_gemm_config {
     /* the number formats of D (dtype, 16 bits), A and B: dtype_a and dtype_b are both `dtype`, or both FP8 */
     te_dtype dtype, dtype_a, dtype_b;
     int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
-    int transposes;        /* 1: the kernel can store the transpose of its FP8 output in params.transposed */
-    /* 1: the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
+    int transposes;        /* 1 if the kernel can store the transpose of its FP8 output in params.transposed */
+    /* 1 if the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
     int holds_half;
-    /* 1: the epilogue reads params.source in every tile; 0: not in tiles for which it is known at compile time which
-     * outputs are stored (te_epilogue_outputs) */
+    /* 1 if the epilogue reads params.source in every tile, 0 if only in tiles for which it is not known at compile time
+     * which outputs are stored (te_epilogue_outputs) */
     int reads_source;
-    int source_has_halves; /* 1: params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
+    int source_has_halves; /* 1 if params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */
     /* which two vectors of a row of D are passed together to a te_epilogue_pair_fn; pairing.group is 0 if the epilogue
      * needs no pairs. If it does, B must be stored [n, k]. */
     te__sm90_gemm_pairing pairing;
-    int reduce_scatter;    /* 1: each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
-    int column_sums;       /* 1: the kernel can store column sums in params.column_sums */
+    int reduce_scatter;    /* 1 if each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
+    int column_sums;       /* 1 if the kernel can store column sums in params.column_sums */
 } te__sm90_gemm_config;
 
 typedef struct te__sm90_gemm_barriers {
@@ -154,9 +155,9 @@ typedef struct te__sm90_gemm_barriers {
 /* ---- the tile scheduler ------------------------------------------------------------------------------------------ */
 
 /* A piece of a cluster's work: steps [first_step, end_step) of k of one tile. x is the tile's first column, y the first
- * of this block's rows. split -1: the tile is not split, and the steps are all of k. split 0: this cluster owns tile
- * number `tail_tile` of the tail tiles, and adds the helpers' sums to its own. split > 0: another cluster owns the
- * tile, and this one computes split number `split` as a helper. */
+ * of this block's rows. If split is -1, the tile is not split, and the steps are all of k. If split is 0, this cluster
+ * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own. If split > 0, another cluster
+ * owns the tile, and this one computes split number `split` as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
 /* Return which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
@@ -229,9 +230,9 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which quarter of a tile (0: the first 64 columns, .., 3: the last 64) is passed to the epilogue as the i-th
- * one, i = 0 to 3: quarter i, but pairing.swap_middle swaps the second and the third, so that columns 128 apart are
- * staged together. */
+/* Returns which quarter of a tile is passed to the epilogue as the i-th one, i = 0 to 3. A quarter is 64 columns. The
+ * result is quarter i, except that pairing.swap_middle swaps quarters 1 and 2, so that columns 128 apart are staged
+ * together. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }

@@ -13,8 +13,8 @@
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
  * of each tile of this wave is split over several clusters: these store partial sums in the workspace, and the cluster
- * that finishes last adds up the partial sums in the order of k. So results are bitwise reproducible, and no block
- * waits for a block of another cluster.
+ * that finishes last adds up these sums in the order of k. So results are bitwise reproducible, and no block waits for
+ * a block of another cluster.
  *
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.
@@ -51,26 +51,27 @@ enum {
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
-    const float *x_inverse, *w_inverse; /* FP8: 1 / scale; null: all scales are 1 */
-    float *amax; /* raised to the largest magnitude that the epilogue stores in FP8, if this is larger; null: no amax is
-                  * wanted */
+    const float *x_inverse, *w_inverse; /* for FP8: 1 / scale, or null if all scales are 1 */
+    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
+                  * if no amax is wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* number of rows of x in shared memory: m rounded up to 16, 32, 64 or 128; the rows beyond m are
                         * zeros */
     int stages;        /* how many stages of the ring this launch uses */
-    int rowwise;       /* for FP8: 1: the scales of x and W are rowwise; 0: they are tensorwise */
-    /* 1: the previous kernel does not write W, so the kernel loads W before it waits for the previous kernel to end */
+    int rowwise;       /* for FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
+    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
+     * end */
     int early_weights;
     int full_waves;    /* the number of tiles that each cluster computes over all of k, before those of the last wave */
     /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the k of each of these tiles
      * is split */
     int split_tiles, splits;
-    /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the sums over each part of
-     * k */
+    /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the partial sums over each
+     * part of k */
     float *partial_sums;
-    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: for how many parts of k the warp with this number has stored
-     * its sums; 0 before and after the kernel */
+    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: counts the parts of k whose partial sums the warp with this
+     * number has stored; 0 before and after the kernel */
     uint32_t *arrived;
 } te_small_m;
 
@@ -227,8 +228,8 @@ TE_FN int te__small_m_reduce_split(const te_small_m *p, float *d, const te_small
         p->arrived + (t->split_tile * TE_SMALL_M_CLUSTER + rank) * TE_SMALL_M_WARPS + thread / 32, before = 0;
     TE_UNROLL for (int j = 0; j < padded_m / 8; j++)
         __stcg(all + t->part * part + j * THREADS, make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]));
-    /* One lane increments the counter, by an atomic with acquire and release order. Because of the two __syncwarp its
-     * release covers the stores of all lanes, and its acquire the loads of all lanes. */
+    /* One lane increments the counter, by an atomic with acquire and release order. Because of the two __syncwarp, the
+     * atomic's release covers the stores of all lanes, and its acquire covers the loads of all lanes. */
     __syncwarp();
     if (thread % 32 == 0)
         asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
@@ -359,7 +360,7 @@ TE_FN void te_small_m_body(const te_small_m *p, te_small_m_barriers *bars, te_ep
 
 /* Defines a kernel. type: the struct of its arguments, which begins with a te_small_m; operands: TE_OPERANDS_16BIT or
  * TE_OPERANDS_FP8; dtype: the dtype of y, and of 16-bit operands; epilogue: a te_epilogue_fn, which gets the struct's
- * address as its `arg`; exists: 0: the kernel is empty. */
+ * address as its `arg`; exists: 0 if the kernel is to be empty. */
 #define TE_SMALL_M_KERNEL(name, type, operands, dtype, epilogue, exists)                                              \
     TE_UNUSED static __global__ void __launch_bounds__(TE_SMALL_M_THREADS, 1) name(const __grid_constant__ type p) {  \
         __shared__ te_small_m_barriers bars;                                                                          \

@@ -27,8 +27,8 @@
 
 /* ---- the report -------------------------------------------------------------------------------------------------- */
 
-/* Copies the results of the first `capacity` products that were timed, in the order of their first use, to `list`
- * (null: copies none). Returns how many products were timed, which may be more than `capacity`. */
+/* Copies the results of the first `capacity` products that were timed, in the order of their first use, to `list`,
+ * which may be null. Returns how many products were timed, which may be more than `capacity`. */
 TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     int n = 0, at = 0;
     if (!ctx || te__check_target(ctx, "te_gemm_report") != TE_OK) return 0;
@@ -38,7 +38,7 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
 /* Copies the timing results of steps whose strategies were timed, and of FP8 GEMMs that are not part of a pattern: the
- * first `capacity` results to `list` (null: copies none). Returns how many there are, which may be more than
+ * first `capacity` results to `list`, which may be null. Returns how many there are, which may be more than
  * `capacity`. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;

@@ -24,7 +24,7 @@ enum { TE__GROUP = 32 };
  * arrays lie in scratch memory, each at a multiple of 64 bytes. */
 typedef struct te__activations {
     int64_t m, k;
-    int block;         /* 32 or 256: the number of activations that share a scale d; k is a multiple of it */
+    int block;         /* the number of activations that share a scale d: 32 or 256; k is a multiple of this number */
     int8_t *q;         /* [m, k] */
     /* [m, k / 32]: the scale d of each group of 32 activations; in blocks of 256, the d of the block in which the group
      * lies */
@@ -150,7 +150,8 @@ TE_API te_status te__activations_of(const te__activations *a, const void *x, te_
 
 /* ---- the weight's groups ----------------------------------------------------------------------------------------- */
 
-/* Where the codes of a block begin, behind its scales and, in q5_0 and q5_1, the codes' highest bits. */
+/* Returns the offset of the codes in a block, in bytes: behind its scales and, in q5_0 and q5_1, the codes' highest
+ * bits. */
 TE_FN int te__group_codes_at(te_block_format f) {
     return f == TE_BLOCK_int8                                  ? 0
            : f == TE_BLOCK_mxfp4                               ? 1
@@ -159,7 +160,8 @@ TE_FN int te__group_codes_at(te_block_format f) {
            : f == TE_BLOCK_q5_1                                ? 8
                                                                : 2;
 }
-/* The number of values of a block, and its number of bytes; as te_block_values, but known at compile time. */
+/* Return the number of values of a block (te__group_values) and its number of bytes (te__group_bytes), as
+ * te_block_values and te_block_bytes do, but as compile-time constants. */
 TE_FN int te__group_values(te_block_format f) {
     return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4z_64     ? 64
            : f == TE_BLOCK_int4_128 || f == TE_BLOCK_int4z_128 ? 128
@@ -173,7 +175,7 @@ TE_FN int te__group_bytes(te_block_format f) {
 typedef struct te__weight_group {
     const uint8_t *block, *codes;
 } te__weight_group;
-/* Group number i of the blocks at w, in a format whose blocks have 32, 64 or 128 values. */
+/* Returns group number i of the blocks at w, in a format whose blocks have 32, 64 or 128 values. */
 TE_FN te__weight_group te__group_at(const uint8_t *w, int64_t i, te_block_format f) {
     const int groups = te__group_values(f) / TE__GROUP;
     te__weight_group g;
@@ -183,12 +185,13 @@ TE_FN te__weight_group te__group_at(const uint8_t *w, int64_t i, te_block_format
 
 /* ---- kernels of products ----------------------------------------------------------------------------------------- */
 
-/* X(token) for each format whose rows are multiplied by rounded activations. */
+/* Calls X(token) for each format whose rows are multiplied by rounded activations. */
 #define TE__INTEGER_FORMATS(X)                                                                             \
     X(q8_0) X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q4_k) X(q5_k) X(q6_k) X(mxfp4) X(int4_64) X(int4_128)        \
     X(int4z_32) X(int4z_64) X(int4z_128) X(int8)
 
-enum { TE__SKINNY_COLUMNS = 4 }; /* the most rows of A by which a row of the weight is multiplied at a time */
+enum { TE__SKINNY_COLUMNS = 4 }; /* the largest number of rows of A by which a row of the weight is multiplied at a
+                                  * time */
 /* A skinny kernel for one format: sets out[i] to the dot product of the weight's row at w and row row[i] of the
  * activations, for i < 1, 2 or 4. The order of the sum, and so its bits, does not depend on the number of rows. */
 typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activations *a, const int64_t *row);

@@ -1,5 +1,6 @@
-/* linear_autotune.h -- chooses a strategy for a forward step that begins with a linear (linear_strategy.h): by a
- * built-in rule or, if autotuning is on in the context, the strategy that was measured to be the fastest.
+/* linear_autotune.h -- chooses a strategy for a forward step (several fused ops) that begins with a linear
+ * (linear_strategy.h): by a built-in rule or, if autotuning is on in the context, the strategy that was measured to be
+ * the fastest.
  */
 #ifndef TE_LINEAR_AUTOTUNE_H
 #define TE_LINEAR_AUTOTUNE_H
@@ -29,9 +30,9 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs the kernels that a strategy leaves to others before GEMM `next` can read the result in FP8, so that its time
- * includes them: a cast, if the strategy has not stored the result in FP8; and a transpose, if forward saves the
- * operand for the weight's gradient and the strategy has not stored it transposed. */
+/* Runs the kernels that GEMM `next` needs, besides those of the strategy, before it can read the result in FP8. These
+ * kernels are timed as part of the strategy: a cast, if the strategy has not stored the result in FP8; and a transpose,
+ * if forward saves the operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
     void *saved = te__saved_input_of(r, next).x, *p = 0;
     const int cols = r->current.cols;
@@ -88,7 +89,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
             at += (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
         }
     }
-    /* r->x and r->y, the model's input and output, lie in this memory, too, because nothing may write the caller's */
+    /* r->x and r->y, the model's input and output, lie in this memory, too, because a trial must not write the caller's
+     * memory */
     r->x.data = base + at, at += widest;
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
@@ -97,7 +99,7 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it
-     * (te__linear_trial_rest), and one for each op that is a fork */
+     * (te__linear_trial_rest), and one for each op that is a fork (a value with several uses) */
     r->pool.base = base + at;
     return at + (size_t)(s->count + 6) * widest;
 }
@@ -179,8 +181,8 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     if (n >= (int)sizeof c->pattern) return 0;
     c->m = g->m, c->n = g->n, c->k = g->k, c->dtype = g->dtype, c->training = r->pass == TE_FORWARD;
     for (int j = 1; j < s->count; j++) c->stored_outputs |= (unsigned)(te__policy(r, s->op[j])->output_saved != 0) << j;
-    /* bit 0: the step stores its result in FP8; bit j: op j of the step stores its output. Op 0, the linear, has no
-     * bit */
+    /* bit 0 is 1 if the step stores its result in FP8; bit j is 1 if op j of the step stores its output. Op 0, the
+     * linear, has no bit */
     c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0;
     return 1;
 }
@@ -217,7 +219,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     while ((*taken = te__linear_set_epilogue(g, r, s, (te_gemm_strategy)way)) < 0) way--;
     *strategy = (te_gemm_strategy)way;
     if (g->b_quantized) return TE_OK; /* a quantized weight has only one GEMM kernel */
-    /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy; none is timed */
+    /* an FP8 GEMM with an array of scales (one for each row or tile) keeps the default strategy: no strategy is
+     * timed */
     if (te__gemm_has_scale_arrays(&unfused)) return TE_OK;
     if (te__pointwise_amax_only(r, s, 1, kernels->shape))
         /* Keep the default strategy: the kernel of this run computes only the amax and stores no result, but strategies
@@ -226,8 +229,8 @@ TE_IF_USED TE_API te_status te__linear_choose(te_gemm *g, te_gemm_strategy *stra
     if (s->count < 2 || !te__gemm_uses_choices(r->ctx) || !te__linear_choice_of(&c, r, s, &unfused)) return TE_OK;
     const te_gemm_choice *found = te__gemm_find_choice(&c, r->ctx);
 #if TE_HAS_AUTOTUNE
-    /* the strategies are timed during the dry run, so that the dry run and the run that follows it use the same
-     * strategy */
+    /* the strategies are timed during the dry run (which checks the call but launches none of its kernels), so that the
+     * dry run and the run that follows it use the same strategy */
     if (!found && r->dry && te__gemm_may_time(r->ctx)) {
         TE_TRY(te__linear_autotune(&c, *strategy, can_fuse, &unfused, r, s, kernels));
         found = te__gemm_find_choice(&c, r->ctx);

@@ -1,8 +1,8 @@
-/* linear_comm_overlap.h -- a step can defer its work to the next step, which overlaps this work with its own. In three
- * cases a step does so: an all_gather before a linear, and a linear before a reduce_scatter, in forward and in backward
- * (te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern that begins with an all_reduce, where the GEMM's
- * kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h). Besides, the GEMM of a weight
- * gradient can be deferred, so that it runs while rows are gathered (last section).
+/* linear_comm_overlap.h -- a step (an op, or several fused ops) can defer its work to the next step, which overlaps
+ * this work with its own. Three kinds of steps do so: an all_gather before a linear, a linear before a reduce_scatter,
+ * both in forward and in backward (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern that begins with an
+ * all_reduce, where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h).
+ * Besides, the GEMM of a weight gradient can be deferred, so that it runs while rows are gathered (last section).
  *
  * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
  * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
@@ -15,7 +15,7 @@
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise
- * kernel that precedes the gather, or a cast, stores a rank's rows in FP8. Otherwise rows are gathered in the list's
+ * kernel that precedes the gather, or a cast, stores a rank's rows in FP8. Otherwise rows are gathered in the model's
  * dtype, and the GEMM starts after the gather.
  *
  * A GEMM and a collective do not overlap in f32, in steps with a custom op (linear_cross_entropy), if a rank's rows are
@@ -30,8 +30,8 @@
 
 /* ---- work that is deferred to the next step ---------------------------------------------------------------------- */
 
-/* Returns whether the linear that begins step s can overlap communication. fp8: 1: a linear whose recipe has one scale
- * per tensor is accepted, too. */
+/* Returns whether the linear that begins step s can overlap communication. fp8: 1 if a linear with an FP8 recipe is
+ * also accepted, provided that the recipe has one scale per tensor. */
 TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     const te_op *linear = &r->plan->op[s->op[0]];
     const te_dtype dtype = r->plan->dtype;
@@ -58,8 +58,8 @@ TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* Returns whether step s, an all_gather (in backward a reduce_scatter), may defer its gather, so that the gather
- * overlaps the GEMM of the next step. It may not if the next step contains a custom op, except linear_rope.h's fused
- * linear and rope. */
+ * overlaps the GEMM of the next step. The step may not defer its gather if the next step contains a custom op, except
+ * linear_rope.h's fused linear and rope. */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -83,8 +83,8 @@ TE_API int te__defers_product(const te_run *r, const te_step *s) {
         return g->peers && next->count > 1 && r->pass != TE_BACKWARD && te__linear_can_overlap(r, s, 0);
     return g->memory && all_rows == TE_ROWS_tokens;
 }
-/* Defers the GEMM g to the next step. g's operand A is the current value, or the memory to which a cast has stored the
- * current value; g's result D is y. */
+/* Defers the GEMM g to the next step. g's operand A is the current value (te_run.current), or an FP8 copy of the
+ * current value that a cast has stored; g's result D is y. */
 TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product_kernels *kernels) {
     g->d = y.data;
     r->deferred.product = *g, r->deferred.kernels = kernels;
@@ -107,8 +107,9 @@ TE_API te_status te__gather_rows_now(te_run *r) {
 }
 /* Decides where A, the GEMM's first operand, is gathered, and sets ranks->to: for each rank, the address in that rank's
  * memory to which this rank's rows of A are sent. If r->current, which is A, lies in memory that all ranks have mapped,
- * A is gathered there. If not, A is gathered in the group's buffer, and r->current.data is set to this buffer. That is
- * impossible if r->current is not a workspace block or the buffer is too small; the function then returns 0. */
+ * A is gathered there. If not, A is gathered in the group's buffer, and r->current.data is set to this buffer.
+ * Gathering in the buffer is impossible if r->current is not a workspace block or the buffer is too small; the function
+ * then returns 0. */
 TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     const te__overlap_memory *m = ranks->memory;
     const size_t bytes = (size_t)(r->current.rows * r->current.cols) * te_dtype_bytes(r->current.dtype);
@@ -154,8 +155,8 @@ TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run 
  * deferred GEMM, dy and under a recipe dy's transpose, stay in the workspace until that GEMM has run. Measurements:
  * docs/notes/linear.md. */
 
-/* Sets the operands of w, the GEMM dweight[out, in] (+)= dy^T x of linear i, whose operands are in the model's number
- * format, not in FP8. dweight is in f32. */
+/* Sets the operands of w, the GEMM that computes dweight[out, in] = dy^T x of linear i (or adds it to dweight). The
+ * operands are in the model's number format, not in FP8; dweight is in f32. */
 TE_API te_status te__wgrad_operands(te_gemm *w, te_run *r, int i, te_value dy) {
     te_value x = te__input_of(r, i);
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
@@ -203,8 +204,8 @@ TE_API te_status te__linear_wgrad(te_gemm *w, te_run *r, int i, te_value dy) {
 
 /* Returns whether the weight gradient of step s is deferred. It is deferred if the next step of backward sums the dx of
  * step s over the ranks, and a later step, before the next linear, gathers rows for that linear: the deferred GEMM then
- * runs during that gather. It is not deferred if a listener is told when gradients are final (te_run.watch), or if the
- * linear is in a recompute region (executor.h). */
+ * runs during that gather. It is not deferred if the caller wants to be told when gradients are final (te_run.watch),
+ * or if the linear is in a recompute region (executor.h). */
 TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     const te_plan *p = r->plan;
     const te_step *next = s + 1;

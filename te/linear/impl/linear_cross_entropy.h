@@ -16,11 +16,11 @@
  * once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also computes the
  * losses, which are bitwise identical to those that forward would compute.
  *
- * In backward each piece reads and writes the rows of dweight (in f32) that belong to its columns. If it has only some
- * of the vocabulary's columns, dx of its rows is a sum over several pieces, so it reads and writes dx, too.
- * te__logits_of_backward chooses the shape of pieces that moves the fewest bytes. The sizes of pieces depend only on
- * the sizes of the call. So the same inputs produce bitwise identical results, which may differ from those of two
- * separate steps. Measurements: docs/notes/linear.md.
+ * In backward each piece reads and writes the rows of dweight (in f32) that belong to its columns. If a piece has only
+ * some of the vocabulary's columns, dx of the piece's rows is a sum over several pieces, so each of these pieces reads
+ * and writes dx, too. te__logits_of_backward chooses the shape of pieces that moves the fewest bytes. The sizes of
+ * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, which may differ
+ * from those of two separate steps. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -76,7 +76,8 @@ enum {
      * many rows: reading and writing dweight for each piece then takes less time than computing the logits a second
      * time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    /* It is also done if dweight has at most this many elements: dweight then stays in the L2. */
+    /* With te_batch.loss_in_backward the logits are also computed only in backward if dweight has at most this many
+     * elements, because dweight then stays in the L2. */
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22
 };
 /* The shape of a piece of the logits. columns: the vocabulary's size, or less if the piece has only a part of the
@@ -119,7 +120,7 @@ TE_API int te__loss_in_backward_pays(int64_t capacity, int64_t vocabulary, int64
     return rows >= te_min(capacity, TE_LOSS_IN_BACKWARD_ROWS) || vocabulary * hidden <= TE_LOSS_IN_BACKWARD_WEIGHT;
 }
 
-/* ---- what both passes use ---------------------------------------------------------------------------------------- */
+/* ---- shared by forward and backward ------------------------------------------------------------------------------ */
 
 /* The state of a pass over the logits. */
 typedef struct te__linear_loss {
@@ -182,8 +183,9 @@ TE_API te_cross_entropy_args te__linear_loss_rows(const te_cross_entropy_args *a
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Runs linear and cross_entropy as separate steps, with all logits in memory. Forward does this under a recipe, for a
- * quantized weight, and if the plan's backward has separate steps for the two ops, which read the saved logits. */
+/* Runs linear and cross_entropy as separate steps, with all logits in memory. Forward does this under a low-precision
+ * recipe, for a quantized weight, and if the plan's backward has separate steps for the two ops, which read the saved
+ * logits. */
 TE_IF_USED TE_API te_status te__linear_loss_apart(te_run *r, const te_step *s, te_cross_entropy_launch_fn launch,
                                                   te_product_kernels *unfused) {
     te_step first = *s;
@@ -226,9 +228,9 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* Runs the two GEMMs of a piece. logits: the gradient of the piece, dlogits. The GEMMs: dweight[columns, in] (+)=
- * dlogits^T x, if the weight is trained, and dx[rows, in] (+)= dlogits weight, in dx's format. They add to dweight and
- * dx, but pieces with row 0 overwrite dweight (unless gradients accumulate), and pieces with column 0 overwrite dx. */
+/* Runs the two GEMMs of a piece: dweight[columns, in] += dlogits^T x, if the weight is trained, and dx[rows, in] +=
+ * dlogits weight, in dx's format. Pieces with row 0 overwrite dweight instead (unless gradients accumulate), and pieces
+ * with column 0 overwrite dx. logits: dlogits, the gradient of the piece. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
@@ -245,7 +247,7 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
 /* Backward of the rows [row, row + p.rows): computes all pieces of their logits and adds to dweight and dx. sums: the
- * f32 buffer in which dx of these rows is summed; null: dx is summed in place. */
+ * f32 buffer in which dx of these rows is summed, or null if dx is summed in place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {
@@ -263,7 +265,8 @@ TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, con
     }
     return sums && to.data ? r->plan->convert(to.data, to.dtype, made.data, TE_f32, to.rows * hidden, r->ctx) : TE_OK;
 }
-/* Runs the backward of cross_entropy and of the linear as separate steps, which is necessary under a recipe. */
+/* Runs the backward of cross_entropy and of the linear as separate steps, which is necessary under a low-precision
+ * recipe. */
 TE_IF_USED TE_API te_status te__linear_loss_backward_apart(te_run *r, const te_step *s,
                                                            const te__loss_kernels *kernels) {
     te_step one = *s;
@@ -305,14 +308,15 @@ TE_IF_USED TE_API te_status te__linear_loss_backward(te_run *r, const te_step *s
 
 /* ---- a vocabulary that is sharded over ranks ---------------------------------------------------------------------
  *
- * (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) run as one step. A piece contains only columns of
- * this rank's shard. For each row, forward stores the statistics of this rank's columns. After the last piece it
- * gathers the statistics of all ranks once, so backward needs nothing from the other ranks. Forward computes the loss
- * even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at every
- * piece. */
+ * A model's ops (linear, .., (shard, columns)) and (cross_entropy, .., (ranks, N)) run as one step. A piece contains
+ * only columns of this rank's shard. For each row, forward stores the statistics of this rank's columns. After the last
+ * piece it gathers the statistics of all ranks once, so backward needs nothing from the other ranks. Forward computes
+ * the loss even if te_batch.loss_in_backward is set, because otherwise all ranks would have to wait for each other at
+ * every piece. */
 
 /* Runs linear and a vocabulary-parallel cross_entropy as separate steps, with all logits in memory. Forward does this
- * under a recipe, and if the plan's backward has separate steps for the two ops, which read the saved logits. */
+ * under a low-precision recipe, and if the plan's backward has separate steps for the two ops, which read the saved
+ * logits. */
 TE_IF_USED TE_API te_status te__linear_loss_of_ranks_apart(te_run *r, const te_step *s, const te_vocab_parallel *loss,
                                                            te_product_kernels *unfused) {
     te_step first = *s;

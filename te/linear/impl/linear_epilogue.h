@@ -1,12 +1,12 @@
-/* linear_epilogue.h -- runs a step that begins with a GEMM as one kernel: the ops after the GEMM run in the GEMM's
- * epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16 bits and, under a
- * recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one kernel. All other steps
- * that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of cuBLASLt's epilogues
- * (linear_strategy.h).
+/* linear_epilogue.h -- runs a step (several fused ops) that begins with a GEMM as one kernel: the ops after the GEMM
+ * run in the GEMM's epilogue. Kernels for whole steps exist for elementwise and gated ops with constant widths, in 16
+ * bits and, under an FP8 recipe, with operands in FP8. te/gemm/impl/gemm_dispatch.h decides which steps run as one
+ * kernel. All other steps that begin with a GEMM run as a GEMM and a pointwise kernel, or as a GEMM with one of
+ * cuBLASLt's epilogues (linear_strategy.h).
  *
- * Under a recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next GEMM,
- * and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads and
- * which would otherwise take a separate kernel.
+ * Under an FP8 recipe the epilogue stores what the pointwise kernel would store: y, in 16 bits or in FP8 for the next
+ * GEMM, and y's amax. The epilogue also stores the transpose of y in FP8, which the GEMM for a weight gradient reads
+ * and which would otherwise take a separate kernel.
  *
  * The input of a gated op has rows of two halves. In backward the epilogue reads the saved halves and writes the
  * gradients of both; the GEMM's result, the gradient of the gated op's output, is never stored. In forward each tile of
@@ -38,7 +38,7 @@
 typedef struct te_unfused_gemm {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
-    const void *c; /* [m, n], a matrix that is added to the GEMM's result; null: nothing is added */
+    const void *c; /* [m, n], a matrix that is added to the GEMM's result, or null */
     int n;
 } te_unfused_gemm;
 
@@ -77,10 +77,10 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused
              te_unfused_gemm)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_gemm_operands FORM, int EXISTS), te_unfused_gemm_small_m, (T, FORM, EXISTS),
              te_unfused_gemm)
-/* The library's kernels for a GEMM without other ops. Template arguments: FORWARD: 1: for forward, which also has
- * skinny kernels; 0: for backward. SIXTEEN: 1: kernels for 16-bit operands of type T are included. FORM: the operands
- * of the skinny FP8 kernel; TE_OPERANDS_16BIT: there is no such kernel. A: the FP8 format of x (forward) or dy
- * (backward) in the persistent FP8 kernel; if A is T, there is no such kernel. */
+/* The library's kernels for a GEMM without other ops. Template arguments: FORWARD: 1 for forward, which also has skinny
+ * kernels; 0 for backward. SIXTEEN: 1 if kernels for 16-bit operands of type T are included. FORM: the operands of the
+ * skinny FP8 kernel, or TE_OPERANDS_16BIT if there is no such kernel. A: the FP8 format of x (forward) or dy (backward)
+ * in the persistent FP8 kernel; if A is T, there is no such kernel. */
 template <te_dtype T, int FORWARD, int SIXTEEN, te_gemm_operands FORM, te_dtype A = T>
 TE_API te_product_kernels *te__unfused_gemm_kernels(void) {
     constexpr int half = T != TE_f32, skinny = half && SIXTEEN && FORWARD, fp8 = half && FORM != TE_OPERANDS_16BIT;
@@ -122,7 +122,7 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 }
 #endif
 
-/* ---- what is known of the arguments ------------------------------------------------------------------------------
+/* ---- variants of the epilogue for known arguments ----------------------------------------------------------------
  *
  * The model's list of ops determines at compile time which ops of a step save an output and in which form the step
  * stores its result. But a call may need fewer outputs (inference saves nothing) or other outputs (in the first
@@ -137,8 +137,8 @@ TE_API te_status te__unfused_gemm_run(te_product_kernels *kernels, const te_gemm
 
 typedef struct te_product {
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
-    /* the arguments of the ops in the epilogue. pointwise.x: memory for the GEMM's result; null: that result is not
-     * stored */
+    /* the arguments of the ops in the epilogue. pointwise.x: memory for the GEMM's result, or null if that result is
+     * not stored */
     te_pointwise pointwise;
 } te_product;
 
@@ -409,10 +409,10 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
     return r->dry ? TE_OK
                   : te__gemm_run_custom(kernels, p, sizeof *p, &p->skinny, &p->small_m, &p->persistent, g, r->ctx);
 }
-/* Returns the shape of a step's ops in the epilogue of a GEMM. k: their shape in a pointwise kernel. An epilogue
- * computes no scales for an FP8 result (k.scaled), because it sees only some columns of each row and so cannot find the
- * amax of a row or tile. Nor does it store the transpose of a pointwise kernel (k.transposes), because that takes a
- * tile kernel. */
+/* Returns the te_pointwise_shape (compile-time properties) of a step's ops for the epilogue of a GEMM. k: the
+ * te_pointwise_shape of the same ops in a pointwise kernel. An epilogue computes no scales for an FP8 result
+ * (k.scaled), because it sees only some columns of each row and so cannot find the amax of a row or tile. Nor does it
+ * store the transpose of a pointwise kernel (k.transposes), because that takes a tile kernel. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;
@@ -454,8 +454,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's linear and from the pass. They determine which kernels exist for
- * the step. */
+/* Constants that follow from the recipe of the step's linear and from the pass. These constants determine which kernels
+ * exist for the step. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !TE_IS_MICROSCALED(name##_recipe) &&                  \
                     !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)),                                  \
@@ -467,9 +467,10 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
 #define TE_NO_PRODUCT(name, dtype) \
     TE_API te_product_kernels *name##_kernels(void) { return 0; }
 
-/* For each kind of model, the macro that defines the kernels of a step. fixed: the model's widths are constants; dims:
- * the widths are known only at run time; _fp8: the model names a recipe; fixed_training: the model names a recipe, and
- * its pointwise kernels include tile kernels (pointwise_quantize_transpose.h). */
+/* The macros that define the kernels of a step, one for each kind of model. The suffix names the kind. fixed: the
+ * model's widths are constants; dims: the widths are known only at run time; _fp8: the model names a recipe;
+ * fixed_training: the model names a recipe, and its pointwise kernels include tile kernels
+ * (pointwise_quantize_transpose.h). */
 #define TE__PRODUCT_fixed TE_PRODUCT
 #define TE__PRODUCT_fixed_fp8 TE_PRODUCT_FP8
 #define TE__PRODUCT_dims TE_NO_PRODUCT

@@ -7,8 +7,8 @@
  *     dw[out, in]  = dy_t[out, rows]  x_t[in, rows]^T        rows padded with zeros to a multiple of 16
  *
  *   recipe       scales                                     x and dy become FP8 in
- *   fp8_delayed  one a tensor, from earlier steps           the kernel that produces them, else a cast
- *   fp8_current  one a tensor, from its own amax            a cast, after the kernel that produces them and their
+ *   fp8_delayed  one per tensor, from earlier iterations    the kernel that produces them, else a cast
+ *   fp8_current  one per tensor, from its own amax          a cast, after the kernel that produces them and their
  *                                                           amax; or that kernel, run again (TE_VALUE_amax_only)
  *   fp8_block    1 x 128 of x and dy, 128 x 128 of weights  the kernel that produces them, else a cast
  *   fp8_row      one for each row of x and of the weight    the kernel that produces x, else a cast; no FP8 in backward
@@ -81,7 +81,7 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
  * / scale. */
 typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
-/* Acquires scratch memory for a value of `cols` columns in FP8 and its scales. transposed: 1: the memory is for the
+/* Acquires scratch memory for a value of `cols` columns in FP8 and its scales. transposed: 1 if the memory is for the
  * value's transpose. */
 TE_API te_status te__blockwise_scratch(te_blockwise_matrix *t, te_run *r, int cols, int transposed) {
     const int64_t rows = te__capacity_rows(r);
@@ -176,8 +176,8 @@ TE_IF_USED TE_API te_status te__fp8_cast(te_run *r, te_value v, const te_fp8_pro
         if (!has_amax) TE_TRY(r->plan->fp8->quantize(&q, r->ctx));
         TE_TRY(te_scales_update(f->scales, index, 1, &f->own, r->ctx));
     }
-    /* no amax is stored: under fp8_current it is known already, and under fp8_delayed inference must not change the
-     * history of amaxes */
+    /* no amax is stored: under fp8_current the amax is known already, and under fp8_delayed inference must not change
+     * the history of amaxes */
     if (f->current || r->pass == TE_INFER) q.amax = 0;
     q.rng = r->rng, q.stream = TE__FP8_ROUNDING_STREAMS + (uint32_t)index;
     q.y = y, q.yt = yt, q.yt_cols = te__fp8_rows(v.rows), q.scale = f->scales->scale + index, q.inverse = inverse;
@@ -189,14 +189,14 @@ TE_API te_status te__fp8_transpose_into(te_run *r, te_value v, void *transposed)
     q.x = v.data, q.yt = transposed, q.yt_cols = te__fp8_rows(v.rows);
     return r->dry ? TE_OK : r->plan->fp8->transpose_fp8(&q, r->ctx);
 }
-/* Transposes v, which is in FP8, to scratch memory at *transposed. wanted: 0: the function only acquires the memory and
- * computes nothing, because the workspace must have the same size whether the transpose is needed or not. */
+/* Transposes v, which is in FP8, to scratch memory at *transposed. If `wanted` is 0, the function only acquires the
+ * memory and computes nothing, because the workspace must have the same size whether the transpose is needed or not. */
 TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int wanted) {
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
 /* Computes the transpose, in FP8 with the scale that forward used, of the input of linear i, which forward has not
- * saved in FP8. wanted: 0: the function only acquires memory for the transpose and computes nothing. */
+ * saved in FP8. If `wanted` is 0, the function only acquires memory for the transpose and computes nothing. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);
@@ -235,7 +235,7 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     return TE_OK;
 }
 /* Sets *xt to the transpose of linear i's input, for the weight's gradient: the saved transpose, or one that is
- * computed here. trains: 0: the weight is not trained in this call; the function then acquires the same memory but
+ * computed here. trains: 0 if the weight is not trained in this call; the function then acquires the same memory but
  * launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -269,7 +269,7 @@ TE_IF_USED TE_API te_status te__tensorwise_backward(te_gemm *w, te_gemm *x, te_r
     return TE_OK;
 }
 
-/* ---- by recipe --------------------------------------------------------------------------------------------------- */
+/* ---- functions that depend on the recipe ------------------------------------------------------------------------- */
 
 /* Sets the operands of the GEMM y = x weight^T of linear i, according to the linear's recipe. */
 TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_value x) {
@@ -282,7 +282,7 @@ TE_IF_USED TE_API te_status te__fp8_forward(te_gemm *g, te_run *r, int i, te_val
 /* Sets the operands of both GEMMs of backward, according to the linear's recipe. w: the GEMM for dweight, which is
  * skipped if the weight is frozen. x: the GEMM for dx. If dy is still being gathered (x->ranks is not null), w->a only
  * points to memory for the transpose of dy, which is computed later, when the GEMM for dx has run and all rows of dy
- * are here. */
+ * have arrived. */
 TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, int i, te_value dy) {
     return TE_IS_BLOCKWISE(r->plan->op[i].recipe) ? te__blockwise_backward(w, x, r, i, dy)
                                                   : te__tensorwise_backward(w, x, r, i, dy);
@@ -311,7 +311,7 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
     TE_QUANTIZE_ROWWISE(name##_rows, dtype)                                   \
     TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name##_rows, dtype)                             \
     TE__FP8_OPS_TABLE(name, 0, 0, 0, name##_rows_run, 0, name##_rows_multi_tensor_run, backward)
-/* te/microscaling.h defines these two anew. */
+/* te/microscaling.h redefines the following two macros. */
 #define TE__FP8_OPS_mxfp8(name, ...) TE__NO_MICROSCALING(name, mxfp8)
 #define TE__FP8_OPS_nvfp4(name, ...) TE__NO_MICROSCALING(name, nvfp4)
 #define TE__NO_MICROSCALING(name, recipe)                                                                          \

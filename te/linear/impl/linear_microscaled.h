@@ -1,18 +1,19 @@
 /* linear_microscaled.h -- the operands of a linear under the recipes mxfp8 and nvfp4. No GPU before Blackwell
  * multiplies these formats, so the GEMMs are emulated: each operand is rounded to the format, and the GEMM reads the
- * rounded values in the list's dtype:
+ * rounded values in the model's dtype:
  *
  *     y[rows, out] = x weight^T           x and the weight rowwise: blocks along `in`
  *     dx[rows, in] = dy weight            dy rowwise and the weight columnwise: blocks along `out`
  *     dw[out, in]  = dy^T x               dy and x columnwise: blocks along the rows
  *
- * mxfp8 rounds all of them to nearest. Under nvfp4 blocks of the weight are 16 x 16, so that both of its layouts have
- * the same values; x and dy are transformed first (te_hadamard16) where they are columnwise, and dy is rounded
- * stochastically. The list's options (square_blocks, off), (hadamard, off) and (rounding, nearest) switch these off.
+ * mxfp8 rounds all operands to nearest. nvfp4 differs in three ways. A block of the weight has 16 x 16 elements, so
+ * that the weight has the same values rowwise and columnwise. Columnwise x and dy are Hadamard-transformed before they
+ * are rounded (te_hadamard16). And dy is rounded stochastically. The model's options (square_blocks, off), (hadamard,
+ * off) and (rounding, nearest) switch these three off.
  *
- * The values of mxfp8 are exact in bf16 and f32 (in f16 down to 2^-24); those of nvfp4 are rounded to the list's dtype,
- * because their tensor's scale is any f32 number. Forward saves x in the list's dtype, as without a recipe, and the
- * weight is cast at each use, so te_recipes holds no copies of weights.
+ * The values of mxfp8 are exact in bf16 and f32 (in f16 down to 2^-24); those of nvfp4 are rounded to the model's
+ * dtype, because a tensor's scale is an arbitrary f32 number. Forward saves x in the model's dtype, as without a
+ * recipe, and the weight is cast at each use, so te_recipes holds no copies of weights.
  */
 #ifndef TE_LINEAR_MICROSCALED_H
 #define TE_LINEAR_MICROSCALED_H
@@ -25,16 +26,18 @@
 /* The number of the first Philox stream with which gradients are rounded; each GEMM has two streams. */
 enum { TE__MICROSCALED_STREAMS = 0x66704d00 };
 
-/* Returns the number of rows of an operand of the weight gradient: the transform needs whole blocks of 16 rows. */
+/* Returns the number of rows of an operand of the weight gradient: `rows`, rounded up to a multiple of 16 if the
+ * Hadamard transform is on, which needs whole blocks of 16 rows. */
 TE_API int64_t te__microscaled_rows(const te_run *r, int64_t rows) {
     return r->plan->fp8->hadamard ? te_round_up(rows, TE_NVFP4_BLOCK) : rows;
 }
-/* Acquires scratch memory for an operand of `rows` rows in the list's dtype. */
+/* Acquires scratch memory for an operand of `rows` rows in the model's dtype. */
 TE_API te_status te__microscaled_scratch(void **memory, te_run *r, int64_t rows, int64_t cols) {
     return te__scratch(r, memory, (size_t)(rows * cols) * te_dtype_bytes(r->plan->dtype));
 }
-/* Rounds a matrix [rows, cols] of the list's dtype to the format of linear i: rowwise to y, columnwise to yt. y or yt
- * may be null. q: the members that differ from the default. runs: 0: only acquires memory. */
+/* Rounds x [rows, cols], in the model's dtype, to the format of linear i: rowwise to y, columnwise to yt. y or yt may
+ * be null. q: a cast whose sizes and options are set; this function sets its pointers. runs: 0 if only memory is to be
+ * acquired. */
 TE_API te_status te__microscaled_round(te_run *r, te_quantize_microscaled q, const void *x, void *y, void *yt,
                                        int runs) {
     void *amax = 0;
@@ -63,8 +66,8 @@ TE_API te_status te__microscaled_forward(te_gemm *g, te_run *r, int i, te_value 
     g->a = a, g->b = b, g->b_is_new = 1;
     return TE_OK;
 }
-/* Rounds dy, the gradient that linear i reads, rowwise for dx and columnwise for the weight gradient. The memory of yt
- * is not acquired if the list declares the weight as frozen. */
+/* Rounds dy, the gradient that linear i reads, rowwise for dx and columnwise for the weight gradient. No memory is
+ * acquired for yt if the model declares the weight as frozen. */
 TE_API te_status te__microscaled_gradient(void **y, void **yt, te_run *r, int i, te_value dy) {
     const te_op *op = &r->plan->op[i];
     te_quantize_microscaled q = te_quantize_microscaled_of(dy.rows, dy.cols);
@@ -97,10 +100,10 @@ TE_API te_status te__microscaled_backward(te_gemm *w, te_gemm *x, te_run *r, int
     return TE_OK;
 }
 
-/* ---- by recipe --------------------------------------------------------------------------------------------------- */
+/* ---- functions that depend on the recipe ------------------------------------------------------------------------- */
 
-/* Defines the cast of a list under mxfp8 or nvfp4, and its table of functions, `name`##_fp8 (TE_FP8_OPS). backward:
- * te__fp8_backward, or 0 if the list is for inference only. */
+/* Defines the cast of a model under mxfp8 or nvfp4, and its table of functions, `name`##_fp8 (TE_FP8_OPS). backward:
+ * te__fp8_backward, or 0 if the model is for inference only. */
 #define TE__MICROSCALED_OPS_mxfp8(name, dtype, weights, rounding, backward)                             \
     TE_ROUND_MXFP8(name##_mxfp8, dtype)                                                                 \
     TE__MICROSCALED_TABLE(name, TE_JOIN1(TE__MICROSCALED_, backward), name##_mxfp8_run, 0)

@@ -76,7 +76,7 @@ typedef struct te_rope_product {
 typedef struct te_rope_heads {
     te_dtype dtype;
     int head_dim, rotary, interleaved;
-    int table_is_shared; /* 1: the table of cosines and sines lies in shared memory; 0: in global memory */
+    int table_is_shared; /* 1 if the table of cosines and sines lies in shared memory, 0 if it lies in global memory */
 } te_rope_heads;
 
 TE_FN void te__rope_load8(float v[8], const uint32_t w[4], const te_rope_product *p, int col, const te_dtype dtype) {
@@ -160,11 +160,11 @@ static __global__ void __launch_bounds__(TE_SKINNY_THREADS, TE_SKINNY_BLOCKS_PER
 }
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED, te_gemm_operands FORM), te_rope_skinny,
              (T, DIM, ROTARY, SCALED, FORM), te_rope_product)
-/* near: 1: rope pairs adjacent columns (interleaved); 0: columns rotary / 2 apart. CROSSED: whether the two columns of
- * a pair lie 128 columns apart, in different halves of a tile. If so, the kernel swaps the second and the third 64
- * columns of the tile (swap_middle of te__sm90_gemm_pairing), so that both columns of a pair are in the same half.
- * APART: the distance between the two columns of a pair after this swap, in vectors of eight columns; 0: both columns
- * are in one vector. */
+/* near: 1 if rope pairs adjacent columns (interleaved), 0 if it pairs columns that are rotary / 2 apart. CROSSED:
+ * whether the two columns of a pair lie 128 columns apart, in different halves of a tile. If so, the kernel swaps the
+ * second and the third 64 columns of the tile (swap_middle of te__sm90_gemm_pairing), so that both columns of a pair
+ * are in the same half. APART: the distance between the two columns of a pair after this swap, in vectors of eight
+ * columns; 0: both columns are in one vector. */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -173,8 +173,8 @@ TE_SM90_GEMM_KERNEL_PAIRS(te_rope_gemm, te_rope_product, T, T == TE_f32 ? 0 : DI
                          (te_rope_pair_epilogue<T, DIM, ROTARY, NEAR>), T != TE_f32)
 TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int NEAR), te_rope_gemm, (T, DIM, ROTARY, NEAR),
              te_rope_product)
-/* Returns the kernels with rope in the epilogue, for operands of kind FORM: in FP8 only a skinny kernel. If pairs are
- * interleaved, there is no skinny kernel. */
+/* Returns the kernels with rope in the epilogue, for operands of kind FORM. For FP8 operands only a skinny kernel
+ * exists. If pairs are interleaved, no skinny kernel exists. */
 template <te_dtype T, int DIM, int ROTARY, int NEAR, int SCALED, te_gemm_operands FORM>
 TE_API te_product_kernels *te__rope_kernels_of(void) {
     constexpr te_dtype half = FORM == TE_OPERANDS_16BIT ? T : TE_f32, fp8 = FORM == TE_OPERANDS_16BIT ? TE_f32 : T;

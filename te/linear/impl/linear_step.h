@@ -1,7 +1,8 @@
-/* linear_step.h -- runs a step that contains a linear. In forward the linear is the first op of the step, and the
- * step's other ops, which follow the linear in the list, are fused with it. In backward the step computes the gradient
- * of the linear's weight and the gradient of the linear's input. The step's other ops then come before the linear in
- * the list, and their backward is fused with the GEMM for the input's gradient.
+/* linear_step.h -- runs a step (an op, or several fused ops) that contains a linear. In forward the linear is the first
+ * op of the step, and the step's other ops, which follow the linear in the model's list of ops, are fused with it. In
+ * backward the step computes the gradient of the linear's weight and the gradient of the linear's input. The step's
+ * other ops then come before the linear in the list, and their backward is fused with the GEMM for the input's
+ * gradient.
  */
 #ifndef TE_LINEAR_STEP_H
 #define TE_LINEAR_STEP_H
@@ -20,22 +21,23 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
     return g;
 }
 /* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value, converted
- * to the list's dtype. */
+ * to the model's dtype. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
     g->a = x.data, g->b = r->param[i]->data, g->b_quantized = r->param[i]->quantized;
     return TE_OK;
 }
-/* Sets the operands of g, the GEMM y = x weight^T of the step's linear: in FP8 under a recipe, else in the list's
- * format. If the rows of x are still being gathered and g can overlap with that, sets g->ranks; else gathers them. */
+/* Sets the operands of g, the GEMM y = x weight^T of the step's linear: in FP8 under an FP8 recipe, else in the model's
+ * number format. If the gather of x's rows was deferred, sets g->ranks if g can overlap the gather; otherwise gathers
+ * the rows now. */
 TE_API te_status te__linear_begin(te_gemm *g, te__gemm_overlap *ranks, te_run *r, const te_step *s,
                                   const te__linear_kernels *kernels) {
     TE_TRY(te__overlap_gather(g, ranks, r, kernels->unfused, r->current.block < 0));
     return te__policy(r, s->op[0])->fp8 ? r->plan->fp8->forward(g, r, s->op[0], r->current)
                                         : te__linear_operands(g, r, s->op[0]);
 }
-/* Runs the step's GEMM g, whose operands te__linear_begin has set, and the ops behind it. */
+/* Runs the step's GEMM g, whose operands te__linear_begin has set, and the step's ops after the linear. */
 TE_IF_USED TE_API te_status te__linear_run(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g) {
     te_gemm_strategy strategy = TE_STRATEGY_BARE;
     int taken = 0;

@@ -1,7 +1,7 @@
-/* linear_strategy.h -- the strategies for a forward step that begins with a linear. One strategy runs the whole step as
- * one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as cuBLASLt) and one pointwise
- * kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear (a bias, a gelu, a scale, a
- * residual); the pointwise kernel does the remaining ops.
+/* linear_strategy.h -- the strategies for a forward step (several fused ops) that begins with a linear. One strategy
+ * runs the whole step as one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as
+ * cuBLASLt) and one pointwise kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear
+ * (a bias, a gelu, a scale, a residual); the pointwise kernel does the remaining ops.
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
@@ -10,8 +10,8 @@
 #include "linear_epilogue.h" /* te__product_step_forward, te__unfused_gemm_run */
 
 /* The kernels of a step that begins with a linear. launch, shape: the pointwise kernel that runs after the GEMM, and
- * its shape; fused: GEMM kernels with the step's other ops in the epilogue; unfused: GEMM kernels without other ops. A
- * pointer is null if the step has no such kernel. */
+ * its compile-time properties; fused: GEMM kernels with the step's other ops in the epilogue; unfused: GEMM kernels
+ * without other ops. A pointer is null if the step has no such kernel. */
 typedef struct te__linear_kernels {
     te_pointwise_launch_fn launch;
     te_pointwise_shape shape;
@@ -27,7 +27,8 @@ TE_API int te__linear_can_store(const te_run *r, const te_step *s, const te__lin
     return kernels->shape.fp8 || te__last_step(r, s) || next < 0 || !te__policy(r, next)->stored_by_producer;
 }
 
-/* Which of a GEMM's sizes, m or k, is the call's number of rows: m for y and dx, k for the weight's gradient. */
+/* Says which size of a GEMM is the number of rows of the call's input: m in the GEMMs for y and dx, k in the GEMM for
+ * the weight's gradient. */
 typedef enum te_rows_of_product { TE_ROWS_OF_m, TE_ROWS_OF_k } te_rows_of_product;
 
 /* Runs the GEMM g: by one of the library's kernels `unfused` (may be null), if one of these is chosen for g, else by
@@ -41,7 +42,8 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     const te_quantized_ops *quantized = r->plan->quantized;
     size_t bytes = g->b_quantized ? 0 : te__gemm_scratch(&capacity) * sizeof(float);
     void *scratch = 0;
-    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
+    /* A weight that is not quantized now may be quantized later, so the workspace is made large enough for both
+     * cases. */
     if (quantized && quantized->scratch)
         bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&capacity));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
