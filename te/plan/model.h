@@ -131,10 +131,10 @@ typedef enum te_rank_layout {
     TE_LAYOUT_columns,      /* each rank has its own part of the columns */
     TE_LAYOUT_partial_sum,  /* each rank has a partial sum of each element; the value is the sum of the partial sums of
                              * all ranks */
-    TE_LAYOUT_some_rows     /* routed rows of which this rank computes only some: the rows of its own experts, if the
-                             * router sends rows to the ranks of their experts, and of these only as many as the
-                             * router's capacity allows. The rank has all columns of these rows and their whole
-                             * gradient */
+    TE_LAYOUT_some_rows     /* routed rows of which this rank computes only some. If the router sends rows to the ranks
+                             * of their experts, the rank computes the rows of its own experts; if the router has a
+                             * capacity, rows beyond this capacity are dropped. The rank has all columns of the rows
+                             * that it computes, and their whole gradient */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */
@@ -363,7 +363,7 @@ typedef struct te_plan {
     const te_quantized_ops *quantized; /* the functions for quantized weights, or null if the list does not have the
                                         * option (weights, ..) with `quantized` or a block format */
     const te_training *(*training)(
-        void); /* returns the functions for training; null: the list is for inference only, and has no forward or
+        void); /* returns the functions for training. Null if the list is for inference only, and has no forward or
                 * backward steps (inference.h) */
     te_status (*product)(const struct te_gemm *g, te_context *ctx); /* runs a GEMM in the list's dtype
                                                                      * (TE_GEMM_RUN_OF) */
