@@ -51,7 +51,8 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
 
 /* The list of block formats, in which quantized weights are stored (te/quant/block_formats.h): X(token, values of a
  * block, bytes of a block) for each format. The option (weights, ..) of a list takes the tokens. In f32, f16 and bf16 a
- * block is a single value, so a row may have any number of values. */
+ * block is a single value, so a row may have any number of values. The comments list the bytes of a block: d is its
+ * scale, m (dmin) its minimum (the scale of its minima), and q a quantized value. */
 #define TE_BLOCK_FORMATS(X)                                                                                           \
     X(none, 1, 0)                                                                                                     \
     X(f32, 1, 4)                                                                                                      \

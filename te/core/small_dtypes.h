@@ -206,8 +206,9 @@ TE_BOTH float te_inverse_of_e8m0(uint8_t code) {
 
 /* ---- the largest magnitude of a block ---------------------------------------------------------------------------- */
 
-/* a and b each hold two magnitudes of the 16-bit format t. Return the larger magnitude of the low halves and that of
- * the high halves. A NaN is ignored, unless both magnitudes are NaN; the result is then a NaN. */
+/* a and b each hold two magnitudes of the 16-bit format t. The result has the larger magnitude of the two low halves in
+ * its low half, and the larger one of the two high halves in its high half. A NaN is ignored, unless both magnitudes
+ * are NaN; the result is then a NaN. */
 TE_FN uint32_t te__max_numbers_16x2(uint32_t a, uint32_t b, te_dtype t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
     uint32_t m;

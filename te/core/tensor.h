@@ -136,7 +136,8 @@ typedef struct te_sampling {
                             * array */
     /* state of each row */
     uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, at most 65535. Null: no
-                            * token was generated before, and frequency and presence penalties are not permitted */
+                            * token counts as generated before, and frequency and presence penalties are not
+                            * permitted */
     const uint64_t *seed;  /* [rows]: the seed of each row's random numbers (core/philox.h); required if `temperature`
                             * is not null */
     uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1.

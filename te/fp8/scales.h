@@ -379,9 +379,9 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 /* For each of the tensors [first, first + count), set amax to the maximum of its current value and all entries of the
- * history, and set these entries to 0. This is used in the first step of fp8_delayed, which scales by the current amax:
- * the updates in this step have moved each amax to the history, but te_scales_reduce exchanges only `amax` between the
- * ranks. */
+ * history, and set these entries to 0. fp8_delayed calls this function in its first step, in which scales are computed
+ * from the current amax. The updates of this step have moved each amax to the history, but te_scales_reduce exchanges
+ * only `amax` between the ranks, so the values must be moved back. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

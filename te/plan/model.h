@@ -28,9 +28,10 @@ enum {
                                * backward */
     /* gradients */
     TE_GRAD_UNCHANGED = 1 << 2, /* the gradient of the op's input equals the gradient of its output (bias, add) */
-    TE_SUMS = 1 << 3,           /* the gradients of the op's parameters (one to three) are sums over all rows, like that
-                                 * of a bias. A step has at most TE_SUMS_A_STEP such sums, so an op with two or three
-                                 * parameters (xielu, dyt) must not be in a fusion pattern with a norm or a gated op */
+    TE_SUMS = 1 << 3,           /* the gradients of the op's parameters (one to three) are sums over all rows, like the
+                                 * gradient of a bias. A step has at most TE_SUMS_A_STEP such sums, so an op with two or
+                                 * three parameters (xielu, dyt) must not be in a fusion pattern with a norm or a gated
+                                 * op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
     /* flags of forks, and of the ops that use a value of a fork */
@@ -53,7 +54,8 @@ enum {
                                      * caller, which is the entry of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
     TE_CACHE_FORMAT_SHIFT = 29,     /* bits 29 and 30 hold the op's te_cache_format (attention_options.h) */
-    TE_IS_CACHED = 3 << 29,         /* not 0: in inference the op can store its keys and values in a te_cache */
+    TE_IS_CACHED = 3 << 29,         /* these bits; if any of them is set, the op can store its keys and values in a
+                                     * te_cache in inference */
     TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
                                       * frequencies of rope) */
     /* The epilogue of a GEMM can compute the op that follows the GEMM, if this op has one of these flags: */
@@ -355,7 +357,7 @@ typedef struct te_plan {
     const te_step *forward, *infer, *backward;
     int region_count;
     const te_recompute_region *region; /* the list's recompute regions. Regions do not change which ops are fused into
-                                        * which steps, so results are bitwise identical to those of the list without
+                                        * which steps, so the results of a list are bitwise identical with and without
                                         * regions */
     int takes_dims; /* 1: the widths are symbols (dims.h), and the plan cannot run; te_plan_set_dims makes a plan with
                      * numbers, which can */
@@ -383,7 +385,7 @@ typedef struct te_fp8_renewal {
 
 /* The FP8 state of a GEMM that has a recipe; the te_param of the GEMM's weight holds it (te/optim/recipes.h). */
 typedef struct te_fp8_product {
-    int on;                        /* 1: the GEMM runs in FP8 at present; 0: it runs in the list's format */
+    int on;                        /* 1: the GEMM runs in FP8 at present; 0: it runs in the list's dtype */
     int current;                   /* 1: each scale is computed from the current tensor's amax (fp8_current). 0: each
                                     * scale is computed from the amaxes of earlier optimizer steps (fp8_delayed) */
     int common;                    /* 1: all ranks of the group have the same FP8 scales */

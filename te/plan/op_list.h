@@ -254,10 +254,10 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
-/* How a family of ops states a number format: that of an op's output (TE_PRODUCES_<family>), or that of its input
- * (TE_WANTS_<family>). */
+/* The ways in which a family of ops can state the number format of an op's output (TE_PRODUCES_<family>) or of an op's
+ * input (TE_WANTS_<family>). */
 typedef enum te_produces {
-    TE_PRODUCES_list,     /* the list's format */
+    TE_PRODUCES_list,     /* the dtype that the list states */
     TE_PRODUCES_same,     /* the format of the op's input */
     TE_PRODUCES_residual, /* the format of the residual stream, which the list's option `residual` names */
     TE_PRODUCES_f32

@@ -8,7 +8,7 @@
 #ifndef TE_PTX_CUDA_H
 #define TE_PTX_CUDA_H
 
-#include <cuda.h> /* CUtensorMap. No function of libcuda is linked */
+#include <cuda.h> /* the type CUtensorMap; no function of libcuda is linked */
 
 #include "../dtype.h"  /* te_dtype */
 #include "../target.h" /* te__cuda_status */

@@ -27,13 +27,13 @@
  *     te_ok                 1: no mistake has been found so far
  *     te_width              the width of the value behind the op
  *     te_name_.., te_fork_.., te_member_..
- *                           the names of ops, of forks, and of members of the model's struct. At file scope each is a
- *                           char; the block of the op that has the name declares it anew as an enumerator. Therefore
- *                           sizeof of the name is 1 as long as no op has this name. A fork's enumerator is the width
- *                           of its value.
+ *                           the names of ops, of forks, and of members of the model's struct. At file scope each name
+ *                           is declared as a char. The block of the op that has the name declares the name anew as an
+ *                           enumerator, whose size is that of an int. Therefore sizeof(name) is 1 as long as no op
+ *                           has the name. A fork's enumerator is the width of its value.
  * The first mistake ends the compilation where the compiler has a way to do so: in clang it is a warning with a custom
- * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc go on,
- * and may report further errors that follow from the mistake. */
+ * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc
+ * continue, and may report further errors that follow from the mistake. */
 #define TE_NAME_CHECKS(widths, model, of, links)                                                                \
     TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
     TE_UNUSED static void te_names_of_##model(void) {                                                           \

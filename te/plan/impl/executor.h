@@ -435,7 +435,7 @@ TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
 /* Return the bytes that te_plan_saved_bytes returns, but for calls in which no GEMM runs under the recipe; forward then
- * saves all values in the list's format. */
+ * saves all values in the list's dtype. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }

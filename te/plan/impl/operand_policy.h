@@ -175,8 +175,8 @@ TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. The entry behind that
- * of the last op is all zeros, so that code may read the policy of op i + 1 for every op i. */
+/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Each array has one more
+ * entry behind the last op's, which is all zeros, so that code may read the policy of op i + 1 for every op i. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;

@@ -30,8 +30,7 @@ typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem
  * result is not stored in FP8; if `amax` is not null, it then receives the amax of the result in the list's dtype, for
  * a later cast to FP8. All pointers are to memory of the target: the GPU, or the host in CPU builds. */
 typedef struct te_pointwise_fp8 {
-    /* [rows, out], the result: e4m3 in forward; in backward e4m3 or e5m2, depending on the model's format for
-     * gradients */
+    /* [rows, out], the result: e4m3 in forward; in backward e4m3 or e5m2, as the list's option `gradients` says */
     void *y;
     const float *scale; /* the scale: y = the result * scale */
     /* if the largest |result| exceeds *amax, *amax is set to it; null if no amax is computed */

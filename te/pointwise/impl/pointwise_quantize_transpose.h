@@ -3,6 +3,7 @@
  * bitwise identical to rounding to the list's dtype followed by a separate quantize pass (quantize_blockwise.h) or a
  * separate transpose.
  *
+ * A tile kernel stores, depending on the recipe:
  *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
  *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
  *   tensor                        amax, and the sums of its columns over the rows
@@ -242,7 +243,7 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
 /* Round the eight elements v to FP8 and return them in x. If the elements belong to a gradient, also store them
- * untransposed. `rounded` is a constant: 1 if the elements are first rounded to the model's number format. */
+ * untransposed. `rounded` is a constant: 1 if the elements are first rounded to the list's dtype. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
