@@ -299,7 +299,7 @@ typedef struct te_fp8_ops {
     /* For mxfp8 and nvfp4: the function that rounds a tensor to the format of the list's recipe. Null if the list has
      * another recipe. */
     te_status (*quantize_microscaled)(const struct te_quantize_microscaled *q, te_context *ctx);
-    /* For nvfp4. hadamard: 1 if the operands of the weight gradient are transformed by a random Hadamard transform.
+    /* For nvfp4. hadamard: 1 if the operands of the weight gradient are transformed by a Hadamard transform.
      * square_blocks: 1 if a block of the weight is 16 x 16 elements. */
     int hadamard, square_blocks;
 } te_fp8_ops;

@@ -86,8 +86,7 @@ TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
     return s;
 }
 /* Return the number by which the elements of a block are multiplied before they are rounded. `code` is the block's
- * scale.
- */
+ * scale. */
 TE_BOTH float te_nvfp4_factor(uint8_t code, const te_nvfp4_scale *s) {
     const float inverse = 1.0f / (te_float_of_ue4m3(code) * s->decode);
     return inverse > FLT_MAX ? FLT_MAX : inverse;

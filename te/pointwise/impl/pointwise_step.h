@@ -22,7 +22,7 @@ typedef struct te_pointwise_work {
     /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step begins with a GEMM
      * or a collective, else 0 */
     int skip;
-    int applied; /* how many ops, from index `skip` on, the GEMM's epilogue has already computed (1 for a bias) */
+    int applied; /* how many ops, from index `skip` on, the GEMM's epilogue has already computed (a bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
     int launches; /* 1: the kernel has something to compute or to store, so it is launched */
