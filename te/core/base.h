@@ -16,11 +16,12 @@
 #ifndef TE_BASE_H
 #define TE_BASE_H
 
-/* Refuse compilers, systems and architectures that the library does not support. After an #error compilers go on and
- * print many further errors, so an #include of a file that does not exist stops them. */
+/* Refuse compilers, systems and architectures that the library does not support. A compiler continues after an #error,
+ * and would print many further errors. Therefore each #error is followed by an #include of a file that does not exist,
+ * which stops the compiler. */
 #if !defined __cplusplus && (!defined __STDC_VERSION__ || __STDC_VERSION__ < 201112L)
 #error "te: needs C11 or newer, or C++17: compile with -std=c11"
-#include <te_stops_here.h> /* which does not exist */
+#include <te_stops_here.h> /* this file does not exist */
 #elif !defined __unix__ && !defined __APPLE__ && !defined __wasi__
 #error "te: needs a system with POSIX (Linux, BSD, macOS, WSL); it reads files by open and mmap"
 #include <te_stops_here.h> /* which does not exist */
@@ -48,13 +49,15 @@
 #define TE_CUDA 0
 #endif
 
-/* Refuse -ffast-math and similar options. With these, gcc and clang assume that there are no NaNs, and reorder sums: a
- * NaN would be taken for a number, and 2^x (te_exp2) would be wrong. */
+/* Refuse -ffast-math and similar options. With these options, gcc and clang assume that no value is a NaN, and change
+ * the order of additions in sums. The library would then treat a NaN like a number, and 2^x (te_exp2) would be
+ * wrong. */
 #if !TE_CUDA && (defined __FAST_MATH__ || defined __ASSOCIATIVE_MATH__ || __FINITE_MATH_ONLY__ + 0)
 #error "te: compile without -Ofast, -ffast-math, -funsafe-math-optimizations, -fassociative-math, -ffinite-math-only"
 #endif
-/* Write this macro at the beginning of a function's body to keep clang from reordering the sums in the function, even
- * with -fassociative-math. The #error above cannot refuse that option in clang, which defines no macro for it. */
+/* Write this macro at the beginning of a function's body to keep clang from changing the order of the additions in the
+ * function, even with -fassociative-math. The #error above does not detect this option in clang, because clang defines
+ * no macro for the option. */
 #if defined __clang__ && !TE_CUDA
 #define TE__SUMS_AS_WRITTEN _Pragma("clang fp reassociate(off)")
 #else
@@ -66,19 +69,19 @@
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
-/* TE_FN declares a device function that is always inlined. TE_CALLBACK does the same for a function that kernels get as
- * a constant function pointer, and that is inlined where it is called. */
+/* TE_FN declares a device function that is always inlined. TE_CALLBACK declares such a function that is also passed to
+ * kernels as a constant function pointer, and that is inlined where the kernel calls it. */
 #define TE_FN static __device__ __forceinline__
 #define TE_CALLBACK TE_FN
 /* TE_BOTH declares a function that both kernels and host code call, such as scalar arithmetic or the order of tiles. */
 #define TE_BOTH static __host__ __device__ __forceinline__
 #define TE_SHARED __shared__ /* declares a variable in shared memory, within the body of a TE_KERNEL */
 #else
-/* On the host, too, functions declared with TE_FN or TE_CALLBACK are inlined into kernels; TE_CALLBACK is for functions
- * that are passed as a constant function pointer. At -O1 and -Og gcc refuses always_inline for a function whose address
- * is taken. With gcc, TE_CALLBACK therefore has no always_inline; instead, kernels have the attribute `flatten`, with
- * which gcc inlines every call in them. At -O2 the code is the same either way. TE_KEEP_CALLS disables forced inlining,
- * for smaller code, faster compilation and debugging; the tests are built with it. */
+/* On the host, functions declared with TE_FN or TE_CALLBACK are also inlined into kernels; TE_CALLBACK is for functions
+ * that are passed as a constant function pointer. At -O1 and -Og, gcc refuses always_inline for a function whose
+ * address is taken. With gcc, TE_CALLBACK therefore has no always_inline; instead, kernels have the attribute
+ * `flatten`, with which gcc inlines every call in them. At -O2 the code is the same either way. TE_KEEP_CALLS disables
+ * forced inlining, for smaller code, faster compilation and debugging; the tests are built with it. */
 #if !defined __OPTIMIZE__ || defined TE_KEEP_CALLS
 #define TE_FN static inline __attribute__((unused))
 #define TE_CALLBACK TE_FN
@@ -111,8 +114,8 @@
 /* TE_API declares a function of the library that runs on the host. */
 #define TE_API static inline TE_UNUSED
 
-/* The linkage of the functions of a model that TE_DEFINE defines, which other files may call. (TE_SEQUENTIAL makes
- * these functions static.) */
+/* The linkage of the functions that TE_DEFINE defines for a model. Other files may call these functions; those of
+ * TE_SEQUENTIAL are static. */
 #ifdef __cplusplus
 #define TE_EXTERN_C extern "C"
 #else
@@ -121,16 +124,17 @@
 
 enum {
     TE_MAX_OPS = 96,  /* the largest number of ops in a list */
-    TE_MAX_PATTERN = 8,   /* the largest number of ops in a pattern of the fusion list */
+    TE_MAX_PATTERN = 8,   /* the largest number of ops that are fused into one pattern */
     TE_ALIGN = 256,   /* the alignment, in bytes, of parameters and of buffers that the library allocates */
     TE_ACCESS = 16,   /* the alignment, in bytes, that every tensor pointer of a caller must have */
     TE_ROW_PAD = 128, /* buffers for values that are saved for backward are sized for the number of rows rounded up to a
-                       * multiple of this, so that each buffer is aligned */
-    TE_VECTOR = 8     /* the number of elements that a lane processes at a time: 16 bytes in bf16 */
+                       * multiple of TE_ROW_PAD, so that each buffer is aligned */
+    TE_VECTOR = 8     /* the number of elements that a lane (a thread that works on a row) processes at a time: 16 bytes
+                       * in bf16 */
 };
 
-/* The type in which a lane accumulates its part of the sum over a row. On the host this is double, because there a
- * single lane sums the whole row. */
+/* The type in which a lane (a thread that works on a row) accumulates its part of the sum over the row. On the host
+ * this type is double, because a single lane sums the whole row. */
 #if TE_CUDA
 typedef float te_row_sum;
 #else
@@ -144,8 +148,8 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 
 /* ---- status ------------------------------------------------------------------------------------------------------ */
 
-/* The list of all statuses, X(name, text) for each. The list is expanded once to the enumerators and once to the
- * texts. */
+/* The list of all statuses: X(name, text) for each status. The list is expanded once to define the enumerators and once
+ * to define the texts. */
 #define TE_STATUSES(X)                                                                         \
     X(OK, "success")                                                                           \
     X(ERROR_NULL, "a required pointer is null")                                                \
@@ -167,7 +171,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 typedef enum te_status { TE_STATUSES(TE_STATUS_ENUM) TE_STATUS_COUNT } te_status;
 #undef TE_STATUS_ENUM
 
-/* Return the text of a status; never null. */
+/* Return the text of a status, which is never null. */
 TE_API const char *te_status_string(te_status status) {
 #define TE_STATUS_TEXT(name, text) text,
     static const char *const texts[] = {TE_STATUSES(TE_STATUS_TEXT)};
@@ -182,7 +186,7 @@ TE_API const char *te_status_string(te_status status) {
         if (te_try_ != TE_OK) return te_try_;           \
     } while (0)
 
-/* Unless `cond` holds, set the context's error text and return `status` from the calling function. The variadic
+/* If `cond` is false, set the context's error text and return `status` from the calling function. The variadic
  * arguments are a printf format and its arguments; the text says what is wrong, and which values the caller has
  * passed. */
 #define TE_REQUIRE(cond, ctx, status, ...)                               \

@@ -30,8 +30,8 @@ typedef struct te_target {
     te_status (*allocate)(struct te_context *ctx, void **p, size_t bytes);
     void (*release)(struct te_context *ctx, void *p);
     te_status (*copy)(struct te_context *ctx, void *dst, const void *src, size_t bytes);
-    te_status (*copy_rows)(struct te_context *ctx, te_tensor dst, te_tensor src); /* between tensors of the same shape
-                                                                                   * and dtype */
+    te_status (*copy_rows)(struct te_context *ctx, te_tensor dst, te_tensor src); /* copies between tensors of the same
+                                                                                   * shape and dtype */
     te_status (*fill)(struct te_context *ctx, void *dst, int byte, size_t bytes);
     te_status (*synchronize)(struct te_context *ctx);
     void (*close)(struct te_context *ctx);
@@ -39,50 +39,58 @@ typedef struct te_target {
 
 typedef struct te_context {
     const te_target *target;
-    void *stream; /* cudaStream_t, which the caller may set; null: the default stream; unused on the host. All work of a
-                   * context, including its graphs, uses the context's one workspace; therefore it must not run on two
-                   * streams at once */
+    void *stream; /* a cudaStream_t, which the caller may set; null: the default stream; unused on the host. All work of
+                   * a context, including its graphs, uses the context's one workspace; therefore a context's work must
+                   * not run on two streams at once */
     void *workspace;
     size_t workspace_bytes;
     te_rng *rng;       /* the random state, in target memory */
     uint32_t *tickets; /* CUDA: an atomic counter from which the thread blocks of a kernel draw the numbers of their
-                        * work items (tiles); it is 0 before and after each kernel */
-    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle, created on first use; null until then */
+                        * work items (tiles). The counter is 0 before and after each kernel */
+    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle. It is created on first use, and null
+                        * until then */
     void (*gemm_close)(struct te_context *ctx);
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
     int gemm_custom;   /* CUDA: which GEMMs, and which fusion patterns that begin with a GEMM, run on this library's
-                        * kernels instead of cuBLASLt: 0 none, 1 (default) those that are expected to be faster, 2 all
-                        * that the kernels support (te/gemm/impl/gemm_dispatch.h) */
-    int attention_nondeterministic; /* CUDA, compute capability 9.0: 1: attention's backward accumulates dQ in the order
-                                     * in which blocks finish, so results may differ between runs; 0 (default): it
-                                     * accumulates in a fixed order, so results are bitwise reproducible */
-    int pdl;           /* CUDA: programmatic dependent launch (te_kernel_begin): 0: never used; 1 (default): used from
-                        * compute capability 9.0 on; 2: also from one pass to the next, with the caller's promise that
-                        * the stream gets no work between two passes except by calls of this library. The second
-                        * kernel of a pass may then load weights before the pass in front has ended */
-    void *launches;    /* CUDA: te_launches, the recorded launches of a pass and their graphs (graph_replay.h) */
-    int replay;        /* CUDA: how many graphs of passes may be cached; 0: no graphs are used, and kernels are launched
-                        * one by one */
-    void (*tensor_map_encode)(void); /* CUDA: the address of the driver's function cuTensorMapEncodeTiled; null: it is
-                                      * not available, or was not looked up yet */
+                        * kernels instead of cuBLASLt. 0: none; 1 (default): those for which the library's kernel is
+                        * expected to be faster; 2: all that the library's kernels support
+                        * (te/gemm/impl/gemm_dispatch.h) */
+    int attention_nondeterministic; /* CUDA, compute capability 9.0. 1: attention's backward accumulates dQ in the order
+                                     * in which thread blocks finish, so results may differ between runs; 0 (default):
+                                     * attention's backward accumulates dQ in a fixed order, so results are bitwise
+                                     * reproducible */
+    int pdl;           /* CUDA: where programmatic dependent launch (PDL, te_kernel_begin) is used. 0: never; 1
+                        * (default): within a pass, from compute capability 9.0 on; 2: also from one pass to the next,
+                        * with the caller's promise that between two passes the stream gets no work except by calls of
+                        * this library. With 2, the second kernel of a pass may load weights before the previous pass
+                        * has ended */
+    void *launches;    /* CUDA: a te_launches, which holds the recorded launches of a pass and the cached graphs
+                        * (graph_replay.h) */
+    int replay;        /* CUDA: how many graphs of passes may be cached. With 0, no graphs are used, and kernels are
+                        * launched one by one */
+    void (*tensor_map_encode)(void); /* CUDA: the address of the driver's function cuTensorMapEncodeTiled; null if the
+                                      * function is not available or was not looked up yet */
     int tensor_map_encode_known;     /* 1: tensor_map_encode has been looked up */
     int device, processors; /* device: the device's number (0 on the host); processors: how many SMs it has (1 on the
                              * host) */
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int shared_bytes;       /* CUDA: how many bytes of shared memory a block may have on the device */
-    int isa;                /* host: the instructions that GEMMs use (te_isa in te/core/impl/target_host.h): the best
-                             * that the CPU and the program have; a caller may set it to a lower value of te_isa */
-    void *kernel_memory;         /* host: memory for the tiles of kernels, one part for each thread that runs blocks
-                                  * (te__host_kernel_memory) */
+    int isa;                /* host: the instruction set that GEMMs use (te_isa in te/core/impl/target_host.h). The
+                             * default is the best one that the CPU and the program have; a caller may set a lower value
+                             * of te_isa */
+    void *kernel_memory;         /* host: memory for the tiles of kernels, one part for each thread that runs thread
+                                  * blocks (te__host_kernel_memory) */
     size_t kernel_memory_bytes;
     int owns_workspace;
-    uint64_t generation;         /* the largest write count that te__count_write has given to a parameter */
-    uint64_t loaded;             /* a write count that te_safetensors_load changes when it writes to memory that may be
-                                  * a parameter's: copies of weights (master weights, FP8) are then renewed */
-    struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null: the context
-                                  * is the only rank */
-    const struct te_context *at; /* the address at which this context was created; a copy lies at another address */
+    uint64_t generation;         /* the largest write count that te__count_write has assigned to a parameter */
+    uint64_t loaded;             /* a counter that te_safetensors_load changes when it writes to memory that may be a
+                                  * parameter's. Copies of weights (f32 master weights, FP8 weights) are renewed if the
+                                  * counter has changed since they were made */
+    struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null if the
+                                  * context is the only rank */
+    const struct te_context *at; /* the address at which this context was created, by which a copy of the context is
+                                  * recognised */
     char error[320];
 } te_context;
 
@@ -99,18 +107,19 @@ TE_API te_status te_fail(te_context *ctx, te_status status, const char *text, ..
     }
     return status;
 }
-/* Return the error text of the last call that failed on this context; "" if no call has failed. */
+/* Return the error text of the last call that failed on this context, or "" if no call has failed. */
 TE_API const char *te_last_error(const te_context *ctx) { return ctx ? ctx->error : "the context is null"; }
 
-/* Whether the program contains the code that times GEMMs (te_context.gemm_tune). It does not if it is compiled with
- * -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
+/* Whether the program contains the code that times GEMMs (te_context.gemm_tune). The program does not contain this code
+ * if it is compiled with -DTE_NO_TUNE, or if it includes te/infer.h without TE_TUNE defined. */
 #ifdef TE_NO_TUNE
 #define TE_HAS_AUTOTUNE 0
 #else
 #define TE_HAS_AUTOTUNE 1
 #endif
 /* Return an error if the context was not created, was destroyed, or is a copy. Copies are refused because a copy and
- * the original would both own the state that is created on first use. who: the caller's name, for the error text. */
+ * the original would both own the state that is created on first use. `who` is the caller's name, for the error
+ * text. */
 TE_API te_status te__check_context(te_context *ctx, const char *who) {
     if (!ctx) return TE_ERROR_NULL;
     TE_REQUIRE(ctx->target, ctx, TE_ERROR_NULL, "%s: the context has not been created; te_context_create does", who);
@@ -139,7 +148,7 @@ TE_API te_status te_copy(te_context *ctx, void *dst, const void *src, size_t byt
     TE_REQUIRE((dst && src) || !bytes, ctx, TE_ERROR_NULL, "te_copy: a pointer is null");
     return bytes ? ctx->target->copy(ctx, dst, src, bytes) : TE_OK;
 }
-/* Set `bytes` bytes, from dst on, to the value `byte`, in stream order. */
+/* Set `bytes` bytes, starting at dst, to the value `byte`, in stream order. */
 TE_API te_status te_fill(te_context *ctx, void *dst, int byte, size_t bytes) {
     TE_TRY(te__check_context(ctx, "te_fill"));
     TE_REQUIRE(dst || !bytes, ctx, TE_ERROR_NULL, "te_fill: the pointer is null");
@@ -151,19 +160,19 @@ TE_API te_status te_synchronize(te_context *ctx) {
     return ctx->target->synchronize(ctx);
 }
 
-/* Count a write to a parameter: *written, the parameter's write count, becomes a number that it has never had before.
- * Code that holds a copy of the parameter in another format remembers the count, and makes a new copy when it has
- * changed. */
+/* Count a write to a parameter: set *written, the parameter's write count, to a number that this count has never had
+ * before. Code that holds a copy of the parameter in another format stores the write count of the copy, and makes a new
+ * copy when the parameter's count has changed. */
 TE_API void te__count_write(uint64_t *written, te_context *ctx) {
     ctx->generation = (ctx->generation > *written ? ctx->generation : *written) + 1;
     *written = ctx->generation;
 }
 
 /* Grow the workspace to at least `bytes` bytes; if it has to grow, wait for the stream. Call this after the models are
- * bound and before the first step. On CUDA this is the only call, apart from the creation of a context, that allocates
- * a buffer; but graphs of passes take some 0.1 MB of device memory each when a pass first runs (te_context.replay
- * limits their number). On the host, kernels with large tiles use memory of the context (kernel_memory), which grows at
- * the first launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
+ * bound and before the first step. On CUDA only this call and the creation of a context allocate a buffer; but each
+ * graph of a pass takes some 0.1 MB of device memory when the pass first runs (te_context.replay limits the number of
+ * graphs). On the host, kernels with large tiles use memory of the context (kernel_memory), which grows at the first
+ * launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));
@@ -175,7 +184,8 @@ TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     return TE_OK;
 }
 
-/* Wait for the stream and free the memory that the context owns. If ctx is a copy of a context, nothing happens. */
+/* Wait for the stream and free the memory that the context owns. If ctx is a copy of a context, the function does
+ * nothing. */
 TE_API void te_context_destroy(te_context *ctx) {
     if (!ctx || !ctx->target || ctx->at != ctx) return;
     (void)te_synchronize(ctx);

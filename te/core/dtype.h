@@ -1,4 +1,4 @@
-/* dtype.h -- the number formats, and conversions, loads and stores of one element and of eight (te_vec8).
+/* dtype.h -- the number formats, and functions that convert, load and store one element or eight elements (te_vec8).
  *
  * Do this:
  *     float v[8];
@@ -7,8 +7,8 @@
  *     uint8_t byte = te_e4m3_of_float(x);      // round to nearest even, saturate to +-448; NaN becomes 0x7f
  *
  * Lists name formats by the tokens `f32`, `bf16`, `f16`, `e4m3` and `e5m2`; with TE_ in front, as in TE_bf16, a token
- * is an enumerator. Conversions round to nearest, ties to even, and their results are bitwise identical on both
- * targets. Conversions to FP8 saturate and apply no scale.
+ * is an enumerator. Conversions round to nearest, ties to even, and their results are bitwise identical on CUDA and on
+ * the host. Conversions to FP8 saturate and apply no scale.
  *
  * e4m3 (4 bits of exponent, 3 of fraction, no infinities) and e5m2 are the formats of Micikevicius et al. 2022, "FP8
  * formats for deep learning", and of OCP's 8-bit floating point specification. Devices of compute capability 8.9 and
@@ -23,7 +23,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #elif defined(__F16C__)
-/* immintrin.h of g++ 12 leaves variables uninitialised on purpose, and g++ warns of them (GCC bug 105593). */
+/* g++ 12 warns of variables that its own immintrin.h leaves uninitialised on purpose (GCC bug 105593). */
 #ifndef __clang__
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -37,7 +37,7 @@
 
 /* ---- formats ----------------------------------------------------------------------------------------------------- */
 
-/* The list of number formats: X(token, bytes of an element, name in a safetensors file) for each. */
+/* The list of number formats: X(token, bytes of an element, name in a safetensors file) for each format. */
 #define TE_DTYPES(X) \
     X(f32, 4, F32) \
     X(bf16, 2, BF16) \
@@ -49,18 +49,20 @@
 typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
 #undef TE_DTYPE_ENUM
 
-/* The list of formats of blocks (te/quant/block_formats.h), whose names the option (weights, ..) of a list takes:
- * X(token, values of a block, bytes of a block) for each. A row of f32, f16 or bf16 may have any number of values. */
+/* The list of block formats, in which quantized weights are stored (te/quant/block_formats.h): X(token, values of a
+ * block, bytes of a block) for each format. The option (weights, ..) of a list takes the tokens. In f32, f16 and bf16 a
+ * block is a single value, so a row may have any number of values. The comments list the bytes of a block: d is its
+ * scale, m (dmin) its minimum (the scale of its minima), and q a quantized value. */
 #define TE_BLOCK_FORMATS(X)                                                                                           \
     X(none, 1, 0)                                                                                                     \
     X(f32, 1, 4)                                                                                                      \
     X(f16, 1, 2)                                                                                                      \
     X(bf16, 1, 2)                                                                                                     \
     X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
-    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high one */ \
+    X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high half */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
     X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */              \
-    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q, not q + 16 */                                    \
+    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q instead of q + 16 */                              \
     X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */    \
     X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
     X(q6_k, 256, 210)  /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */             \
@@ -70,7 +72,8 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
     X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */     \
     X(int4z_64, 64, 36)                                                                                               \
     X(int4z_128, 128, 68)                                                                                             \
-    X(int8, 32, 32) /* int8 q[32]; behind the blocks of a row the row's scale in f32 (TE_BLOCK_ROW_SCALE bytes) */
+    X(int8, 32, 32) /* int8 q[32]; the blocks of a row are followed by the row's scale in f32 (TE_BLOCK_ROW_SCALE
+                     * bytes) */
 
 #define TE_BLOCK_ENUM(token, values, bytes) TE_BLOCK_##token,
 typedef enum te_block_format {
@@ -135,7 +138,7 @@ TE_FN void te_transpose_bytes_4x4(uint32_t t[4], const uint32_t r[4]) {
 #endif
 
 /* Convert f to the FP8 format that has `fraction` fraction bits, the exponent bias `bias` and the largest finite number
- * `max`, rounding to nearest even. Infinities and numbers of larger magnitude than `max` saturate to +-max. All
+ * `max`, rounding to nearest even. Infinities, and numbers whose magnitude exceeds `max`, saturate to +-max. All
  * arguments except f are compile-time constants. */
 TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
@@ -152,10 +155,11 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
     return (uint8_t)(sign | ((a - rebias + (1u << (dropped - 1)) - 1u + ((a >> dropped) & 1u)) >> dropped));
 }
 
-/* Express a finite magnitude, the float with the bits `a`, in units of the distance between neighbouring FP8 numbers of
- * this magnitude. The result is a fixed-point number with 23 - fraction bits behind the point, which rounding drops.
- * The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)). The function uses only integer
- * instructions, because conversions between integers and floats run at an eighth of their rate. */
+/* Express a finite magnitude, given as the bits `a` of a float, in units of the distance between neighbouring FP8
+ * numbers of this magnitude. The result is a fixed-point number with 23 - fraction bits behind the point, which the
+ * caller drops when it rounds. The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)).
+ * The function uses only integer instructions, because conversions between integers and floats run at an eighth of the
+ * rate of integer instructions. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
                                                                         * float that is a normal number in FP8 */
@@ -164,9 +168,9 @@ TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bi
     *first = (e - least) << fraction;
     return e - exponent < 24u ? mantissa >> (e - exponent) : 0u;
 }
-/* Convert f to FP8 by stochastic rounding: to the FP8 number below or above f, with probabilities such that the
- * expected value is f, up to 2^-16 of the distance between the two numbers. random: 16 random bits. Saturation and NaN
- * are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation, error analysis and
+/* Convert f to FP8 by stochastic rounding: the result is the FP8 number below or above f, with probabilities such that
+ * the expected value is f, up to 2^-16 of the distance between the two numbers. `random` has 16 random bits. Saturation
+ * and NaN are handled as in te__fp8_of_float. Croci et al., "Stochastic rounding: implementation, error analysis and
  * applications", 2022. */
 TE_BOTH uint8_t te__fp8_of_float_stochastic(float f, uint32_t random, int fraction, int bias, float max) {
     const int dropped = 23 - fraction;
@@ -189,8 +193,8 @@ TE_FN uint16_t te__e5m2_pair(float low, float high) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(w) : "f"(high), "f"(low));
     return w;
 }
-/* Convert two FP8 numbers to f16, which represents all numbers of both FP8 formats exactly. e4m3: 1 if the format is
- * e4m3, 0 if it is e5m2; a compile-time constant. */
+/* Convert two FP8 numbers to f16, which represents all numbers of both FP8 formats exactly. `e4m3` is a compile-time
+ * constant: 1 if the format is e4m3, 0 if it is e5m2. */
 TE_FN uint32_t te__f16_pair_of_fp8(uint16_t w, const int e4m3) {
     uint32_t h;
     if (e4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(h) : "h"(w));
@@ -214,9 +218,9 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 #endif
 }
 
-/* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. Its magnitude
- * is 2^(e-bias) (1 + m / 2^fraction) if e is not 0, else m times the distance between neighbouring subnormals. a: the
- * byte without its sign bit. */
+/* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. If e is not
+ * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, it is m times the distance between neighbouring
+ * subnormals. `a` is the byte without its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
@@ -233,14 +237,14 @@ TE_BOTH float te_float_of_e5m2(uint8_t h) {
     return a == 0x7cu ? te_float_of_bits(sign << 24 | 0x7f800000u) : te__float_of_fp8(sign, a, 2, 15);
 }
 
-/* Return x * scale, which the caller casts to FP8. The cast saturates, so it would hide that x is infinite, and a
- * training step would be taken with gradients that are wrong but finite. Therefore an infinite x becomes NaN here,
- * which the cast preserves. For finite x, x * 0 is a zero of the same sign, so the result is bitwise x * scale. scale:
- * finite, above 0. */
+/* Return x * scale, which the caller casts to FP8. The cast saturates, so it would turn an infinite x into a finite
+ * number, and training would go on with wrong gradients. Therefore the result for an infinite x is NaN, which the cast
+ * preserves. For a finite x, the added x * 0 is a zero of the same sign, so the result is bitwise equal to x * scale.
+ * `scale` must be finite and above 0. */
 TE_BOTH float te_fp8_scaled(float x, float scale) { return x * scale + x * 0.0f; }
 
-/* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. e4m3: 1 if the format is e4m3, 0 if it
- * is e5m2; a compile-time constant. */
+/* Convert four floats to four FP8 numbers in one word, v[0] in the lowest byte. `e4m3` is a compile-time constant: 1 if
+ * the format is e4m3, 0 if it is e5m2. */
 TE_FN uint32_t te__fp8_word(const float v[4], const int e4m3) {
 #if TE__FP8_HARDWARE
     const uint32_t low = e4m3 ? te__e4m3_pair(v[0], v[1]) : te__e5m2_pair(v[0], v[1]);
@@ -317,7 +321,7 @@ TE_BOTH uint16_t te_f16_of_float(float f) {
 #endif
 }
 
-/* Convert an FP8 number to float. t: its format, TE_e4m3 or TE_e5m2. */
+/* Convert an FP8 number to float. `t` is the number's format, TE_e4m3 or TE_e5m2. */
 TE_BOTH float te_float_of_fp8(uint8_t h, te_dtype t) {
     return t == TE_e4m3 ? te_float_of_e4m3(h) : te_float_of_e5m2(h);
 }
@@ -327,8 +331,8 @@ TE_BOTH uint8_t te_fp8_of_float(float f, te_dtype t) {
 /* Return the largest finite number of an FP8 format. */
 TE_BOTH float te_fp8_max(te_dtype t) { return t == TE_e4m3 ? TE_E4M3_MAX : TE_E5M2_MAX; }
 
-/* Load element i of p, in f32, bf16 or f16. te_load8 calls this function rather than te_load, which also supports FP8:
- * te_load8 is inlined in many places, and a further branch for FP8 in each of them would cost compile time. */
+/* Load element i of p, in f32, bf16 or f16. te_load8 calls this function rather than te_load, which also supports FP8.
+ * te_load8 is inlined in many places, and in each of them a branch for FP8 would cost compile time. */
 TE_BOTH float te__load_wide(const void *p, int64_t i, te_dtype t) {
     if (t == TE_f32) return ((const float *)p)[i];
     return t == TE_bf16 ? te_float_of_bf16(((const uint16_t *)p)[i]) : te_float_of_f16(((const uint16_t *)p)[i]);
@@ -359,8 +363,9 @@ TE_BOTH float te_round_to(float v, te_dtype t) {
 
 /* ---- eight elements of f32, bf16 or f16 -------------------------------------------------------------------------- */
 
-/* Load elements i to i + 7 of p as floats. Only the first n are read; the others are set to 0. aligned: 1 if n is 8 and
- * the address is a multiple of 16 bytes. Here and below, `aligned` and `t` should be compile-time constants. */
+/* Load elements i to i + 7 of p as floats. Only the first n elements are read; the others are set to 0. `aligned` must
+ * be 1 if n is 8 and the address is a multiple of 16 bytes, else 0. Here and below, `aligned` and `t` should be
+ * compile-time constants. */
 TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
     if (!aligned) {
         TE_UNROLL for (int k = 0; k < 8; k++) v[k] = k < n ? te__load_wide(p, i + k, t) : 0.0f;
@@ -368,7 +373,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
     }
 #if TE_CUDA
     /* __ldg requires that no thread writes these bytes while the kernel runs; the callers of te_load8 guarantee this.
-     * In return, the compiler may move the loads of later rows ahead of the stores of earlier rows. */
+     * With __ldg, the compiler may move the loads of later rows ahead of the stores of earlier rows. */
     if (t == TE_f32) {
         const float4 a = __ldg((const float4 *)((const float *)p + i)),
                      b = __ldg((const float4 *)((const float *)p + i + 4));
@@ -385,7 +390,7 @@ TE_FN void te_load8(float v[8], const void *p, int64_t i, int n, int aligned, te
     for (int k = 0; k < 8; k++) v[k] = te__load_wide(p, i + k, t);
 #endif
 }
-/* Prefetch the cache line of element i of p into the L2. On the host this does nothing. */
+/* Prefetch the cache line of element i of p into the L2. On the host the function does nothing. */
 TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #if TE_CUDA
     asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)p + i * (int64_t)te_dtype_bytes(t)));
@@ -394,9 +399,9 @@ TE_FN void te_prefetch(const void *p, int64_t i, te_dtype t) {
 #endif
 }
 
-/* Eight elements in their storage format; f32 uses 8 words of w, a 16-bit format 4, FP8 2. A kernel can load elements
- * into this type long before it uses them, and convert them to float only then. Until then they occupy fewer registers
- * than floats would. */
+/* Eight elements in their storage format: f32 uses 8 words of w, a 16-bit format uses 4, and FP8 uses 2. A kernel can
+ * load elements into a te_vec8 long before it uses them, and convert them to float only when it uses them. Until then
+ * the elements occupy fewer registers than floats would. */
 typedef struct te_vec8 { uint32_t w[8]; } te_vec8;
 #if TE_CUDA
 /* Load 16 bytes through the read-only cache. The asm is volatile so that the compiler does not delay the load until the
@@ -406,8 +411,8 @@ TE_FN void te__load16_readonly(uint32_t w[4], const void *p) {
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                  : "l"(p));
 }
-/* Load 16 bytes of memory to which this thread may have stored. Such bytes must not come from the read-only cache,
- * which may hold their old values. */
+/* Load 16 bytes of memory to which this thread may have stored. The read-only cache may still hold the old values of
+ * such bytes, so this load does not use that cache. */
 TE_FN void te__load16_coherent(uint32_t w[4], const void *p) {
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -445,7 +450,7 @@ TE_FN void te_vec8_floats(float v[8], const te_vec8 *e, te_dtype t) {
         else v[k] = te_float_of_f16((uint16_t)(k % 2 ? e->w[k / 2] >> 16 : e->w[k / 2]));
     }
 }
-/* Do what te_load8 does, for memory to which this thread may have stored in this kernel. */
+/* Load eight elements as te_load8 does, but from memory to which this thread may have stored in this kernel. */
 TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int aligned, te_dtype t) {
 #if TE_CUDA
     if (aligned) {
@@ -459,8 +464,8 @@ TE_FN void te_load8_coherent(float v[8], const void *p, int64_t i, int n, int al
 #endif
     te_load8(v, p, i, n, aligned, t);
 }
-/* Hide the value of *e from the optimizer. The compiler must then convert *e to floats once more after this call, so
- * the floats that were converted before it need not stay in registers. */
+/* Hide the value of *e from the compiler's optimizer. The compiler must then convert *e to floats a second time after
+ * this call, so the floats of an earlier conversion need not stay in registers. */
 TE_FN void te_vec8_opaque(te_vec8 *e, te_dtype t) {
 #if TE_CUDA
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) asm volatile("" : "+r"(e->w[k]));
@@ -473,7 +478,7 @@ TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) {
-            /* te_pair_of_floats is not used here: with it, ptxas spills registers in kernels that hold a row in
+            /* te_pair_of_floats is not used here, because with it ptxas spills registers in kernels that hold a row in
              * registers and apply dropout (docs/notes/core.md). */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
@@ -501,8 +506,8 @@ TE_FN float2 te_floats_of_pair(uint32_t w, te_dtype t) {
     return __half22float2(h);
 }
 #endif
-/* Do what te_vec8_of does, but by instructions that convert two numbers at a time, because those that convert one
- * number run at an eighth of the rate of other arithmetic. */
+/* Convert eight floats to the storage format t as te_vec8_of does, but with instructions that convert two numbers at a
+ * time. Instructions that convert one number run at an eighth of the rate of other arithmetic. */
 TE_FN void te_vec8_of_pairs(te_vec8 *e, const float v[8], te_dtype t) {
 #if TE_CUDA
     if (t != TE_f32) {
@@ -530,7 +535,8 @@ TE_FN void te_store8(void *p, int64_t i, const float v[8], int n, int aligned, t
     for (int k = 0; k < 8; k++) te__store_wide(p, i + k, v[k], t);
 #endif
 }
-/* Do what te_store8 does, and also overwrite v with the stored values, that is, with v rounded to format t. */
+/* Store eight floats as te_store8 does, and also overwrite v with the stored values, that is, with v rounded to format
+ * t. */
 TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned, te_dtype t) {
 #if TE_CUDA
     /* Convert two numbers per instruction, as te_vec8_of_pairs does. */
@@ -548,11 +554,11 @@ TE_FN void te_store8_rounded(void *p, int64_t i, float v[8], int n, int aligned,
 
 /* ---- eight elements of FP8 --------------------------------------------------------------------------------------- */
 
-/* This section loads and stores eight elements at a time in the FP8 formats TE_e4m3 and TE_e5m2. Its functions apply no
- * scale. aligned: 1 if n is 8 and the address is a multiple of 8 bytes. */
+/* The functions of this section load and store eight elements at a time in the FP8 formats TE_e4m3 and TE_e5m2. They
+ * apply no scale. `aligned` must be 1 if n is 8 and the address is a multiple of 8 bytes, else 0. */
 
-/* Load an FP8 scale from target memory that no kernel writes while this one runs; the load therefore need not wait for
- * earlier stores. */
+/* Load an FP8 scale from target memory. No kernel may write this scale while the current kernel runs; the load
+ * therefore need not wait for earlier stores. */
 TE_FN float te_load_scale(const float *scale) {
 #if TE_CUDA
     return __ldg(scale);
@@ -560,10 +566,10 @@ TE_FN float te_load_scale(const float *scale) {
     return *scale;
 #endif
 }
-/* Load eight FP8 elements in their storage format. Only the first n are read; the others are set to 0. */
+/* Load eight FP8 elements in their storage format. Only the first n elements are read; the others are set to 0. */
 TE_FN void te_vec8_load_fp8(te_vec8 *e, const void *p, int64_t i, int n, int aligned) {
 #if TE_CUDA
-    if (aligned) { /* asm volatile: the compiler must not delay the load until its result is used */
+    if (aligned) { /* the asm is volatile so that the compiler does not delay the load until its result is used */
         asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                      : "=r"(e->w[0]), "=r"(e->w[1])
                      : "l"((const char *)p + i));

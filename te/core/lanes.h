@@ -1,5 +1,5 @@
-/* lanes.h -- the group of threads that works on one row (a part of a warp, a warp, a block; on the host a single lane),
- * and its reductions: sums, maxima, scans, and the amax of a tensor.
+/* lanes.h -- the group of lanes (threads) that works on one row: a part of a warp, a warp, or a block; on the host a
+ * single lane. The header also has the group's reductions: sums, maxima, scans, and the amax of a tensor.
  *
  * Do this:
  *     for (int c = lanes.id; c < n; c += lanes.count) sum += x[c];
@@ -14,8 +14,8 @@
 #include "base.h"  /* TE_FN, TE_UNROLL */
 #include "dtype.h" /* te_vec8, te_bits_of_float */
 
-/* A group of `count` lanes, in which this thread is lane number `id`. buffer: which of two buffers in shared memory the
- * next reduction uses. Reductions alternate between the two buffers, so one barrier per reduction is enough. */
+/* A group of `count` lanes, in which this thread is lane number `id`. Reductions alternate between two buffers in
+ * shared memory, so that one barrier per reduction is enough; `buffer` is the buffer that the next reduction uses. */
 typedef struct te_lanes { int id, count, buffer; } te_lanes;
 
 /* The index of a thread block in the grid (x, y), and the size of the grid in blocks (nx, ny). */
@@ -28,15 +28,16 @@ TE_FN te_block te_block_here(void) {
     return b;
 }
 /* Return the group of `count` consecutive threads that this thread belongs to. *group becomes the index of this group
- * in its block. */
+ * in the thread block. */
 TE_FN te_lanes te_lanes_here(int count, int *group) {
     te_lanes g;
     const unsigned n = (unsigned)count;
     *group = (int)(threadIdx.x / n), g.id = (int)(threadIdx.x % n), g.count = count, g.buffer = 0;
     return g;
 }
-/* Return p, a pointer to target memory, but hide from the optimizer how p was computed. The compiler then keeps p in
- * registers, where it might otherwise compute each address that is derived from p anew from the kernel's arguments. */
+/* Return p, a pointer to target memory, but hide from the compiler's optimizer how p was computed. The compiler then
+ * holds p in registers. Otherwise it might compute each address that is derived from p from the kernel's arguments,
+ * once for each use. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
@@ -74,7 +75,7 @@ TE_FN void te_lanes_max(float *x, te_lanes *g) {
     }
 }
 /* Return the maximum of x over the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole warp
- * must call this. */
+ * must call this function. */
 TE_FN uint32_t te_lanes16_max(uint32_t x) {
     TE_UNROLL for (int o = 8; o > 0; o >>= 1) {
         const uint32_t other = __shfl_xor_sync(~0u, x, o);
@@ -82,16 +83,16 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* Return the larger one of x and of the x of the lane whose index in the warp differs by the bit `offset` (1, 2, 4, 8
- * or 16); NaNs are ignored. The whole warp must call this. On the host it returns x. */
+/* Return the larger one of two numbers: this lane's x, and the x of the lane whose index in the warp differs by the bit
+ * `offset` (1, 2, 4, 8 or 16). NaNs are ignored. The whole warp must call this function. On the host it returns x. */
 TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_sync(~0u, x, offset)); }
 /* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
- * warp must call this. */
+ * warp must call this function. */
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
-/* Sum each x[k], for k < n, across the `groups` groups of the block: afterwards x[k] in lane i of each group is the sum
+/* Sum each x[k], for k < n, over the `groups` groups of the block: afterwards x[k] in lane i of each group is the sum
  * of the x[k] that lane i of every group had. A group may have at most 32 lanes, the block at most 512 threads. The n
- * values are processed eight at a time: group i computes the sums of x[i], x[i + groups], .. of these eight, so that
- * all groups have work. */
+ * values are processed eight at a time. Of these eight, group i sums the values number i, i + groups, ..., so that all
+ * groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;
     __shared__ float te_shared[8][512];
@@ -103,8 +104,8 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
         for (int k = group; k < 8 && i + k < n; k += groups) {
             float sum = 0;
             for (int j = 0; j < groups; j++) sum += te_shared[k][j * g.count + g.id];
-            te_shared[k][g.id] = sum; /* only this lane reads the elements of te_shared that it adds, so the sum may
-                                       * overwrite the first of them (j = 0) */
+            te_shared[k][g.id] = sum; /* no other lane reads the elements of te_shared that this lane adds up, so the
+                                       * sum may overwrite the first of them (j = 0) */
         }
         __syncthreads();
         TE_UNROLL for (int k = 0; k < 8; k++) if (i + k < n) x[i + k] = te_shared[k][g.id];
@@ -116,10 +117,11 @@ TE_FN void te_warp_sync(void) { __syncwarp(); }
 TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
 TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
 TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
-/* Returns, in every lane, in how many lanes of the warp x is not 0. */
+/* Return, in every lane, the number of lanes of the warp in which x is not 0. */
 TE_FN int te_warp_count(int x) { return __popc(__ballot_sync(~0u, x)); }
-/* Sets bits of *word, which lies in shared memory; other lanes of the block may set bits of it at the same time. In
- * shared memory an atomic or of 64 bits is a loop of compare and swap; one of 32 bits is an instruction. */
+/* Set bits of *word, which lies in shared memory; other lanes of the block may set bits of *word at the same time. Two
+ * 32-bit operations are used, because in shared memory a 32-bit atomic or is one instruction, while a 64-bit one is a
+ * loop of compare and swap. */
 TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
     unsigned *const half = (unsigned *)word;
     if ((unsigned)bits) (void)atomicOr(half, (unsigned)bits);
@@ -140,8 +142,8 @@ TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over th
     }
     return x;
 }
-/* Return the sum of x over those lanes of the block that precede this lane; *total becomes the sum over all lanes. The
- * group must be a whole block. */
+/* Return the sum of x over those lanes of the block whose index is lower than that of this lane; *total becomes the sum
+ * over all lanes. The group must be a whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     const int lane = g->id % 32, warp = g->id / 32;
@@ -151,7 +153,7 @@ TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g)
     const unsigned long long all = te__warp_scan_u64(lane < g->count / 32 ? te_shared[lane] : 0, lane);
     const uint64_t before = __shfl_sync(~0u, all, warp ? warp - 1 : 0);
     *total = __shfl_sync(~0u, all, 31);
-    __syncthreads(); /* the next call may overwrite te_shared only when all threads have read it */
+    __syncthreads(); /* wait until all threads have read te_shared, because the next call overwrites it */
     return (warp ? before : 0) + sum - x;
 }
 /* Return the maximum of x over all lanes of the block. */
@@ -198,10 +200,10 @@ TE_FN float te_lanes_pair_max(float x, int offset) { return (void)offset, x; }
 
 /* ---- amax: the largest |x| of a tensor --------------------------------------------------------------------------- */
 
-/* The functions below compare magnitudes |x| as integers, by the bits of the floats: a larger magnitude has bits that
- * are a larger integer, and the bits of a NaN are larger than those of any number. So if an element is infinite, the
- * maximum is infinite; if an element is NaN, the maximum is NaN. A maximum does not depend on the order of comparison,
- * so the results are bitwise identical on CUDA and on the host. */
+/* The functions below compare magnitudes |x| as integers, by the bits of the floats: the bits of a larger magnitude are
+ * a larger integer, and the bits of a NaN are larger than those of any number. Therefore the maximum is infinite if an
+ * element is infinite, and NaN if an element is NaN. A maximum does not depend on the order of comparison, so the
+ * results are bitwise identical on CUDA and on the host. */
 
 /* Return the bits of |x|. */
 TE_FN uint32_t te_amax_bits(float x) { return te_bits_of_float(x) & 0x7fffffffu; }
@@ -217,8 +219,8 @@ TE_FN uint32_t te_amax_bits8(uint32_t m, const float v[8]) {
     return m;
 #endif
 }
-/* Return the maxima of the two halves of a and b: the low half of the result is the larger one of the low halves, the
- * high half the larger one of the high halves. The halves are compared as unsigned 16-bit integers. */
+/* Return the maxima of the two 16-bit halves of a and b, compared as unsigned integers: the low half of the result is
+ * the larger one of the two low halves, and the high half is the larger one of the two high halves. */
 TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm("max.u16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
@@ -228,9 +230,9 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Set each element of *max to the maximum of itself and of the magnitude of the same element of *e. After calls for
- * several vectors e, *max is the elementwise maximum of their magnitudes. Both have the storage format t (f32, bf16 or
- * f16). *max must be all zeros before the first call. */
+/* Set each element of *max to the larger one of itself and the magnitude of the same element of *e. After calls for
+ * several vectors e, *max is the elementwise maximum of their magnitudes. Both vectors have the storage format t (f32,
+ * bf16 or f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
@@ -241,21 +243,20 @@ TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
 TE_FN uint32_t te_amax_bits_of_16(uint32_t m, te_dtype t) {
     return t == TE_bf16 ? m << 16 : te_bits_of_float(te_float_of_f16((uint16_t)m));
 }
-/* Return, as the bits of a float, the larger one of the two magnitudes in the halves of m, which have the 16-bit format
- * t. */
+/* m holds two magnitudes of the 16-bit format t, one in each half. Return the larger one, as the bits of a float. */
 TE_FN uint32_t te_amax_bits_of_16x2(uint32_t m, te_dtype t) {
     return te_amax_bits_of_16(m >> 16 > (m & 0xffffu) ? m >> 16 : m & 0xffffu, t);
 }
-/* *e has eight 16-bit elements, two in each 32-bit word. Return two magnitudes: in the low half of the result the
- * largest magnitude of the four elements in low halves of words, in the high half that of the four elements in high
- * halves. */
+/* *e has eight 16-bit elements, two in each 32-bit word. Return two magnitudes: the low half of the result is the
+ * largest magnitude of the four elements in low halves of words; the high half is the largest magnitude of the four
+ * elements in high halves of words. */
 TE_FN uint32_t te__amax_16x2(const te_vec8 *e) {
     uint32_t m = e->w[0] & 0x7fff7fffu;
     TE_UNROLL for (int k = 1; k < 4; k++) m = te__max_u16x2(m, e->w[k] & 0x7fff7fffu);
     return m;
 }
-/* Return two magnitudes: in the low half of the result the largest magnitude of the eight 16-bit elements of *low, in
- * the high half that of *high. */
+/* Return two magnitudes: the low half of the result is the largest magnitude of the eight 16-bit elements of *low; the
+ * high half is the largest magnitude of the eight 16-bit elements of *high. */
 TE_FN uint32_t te_amax_16x2_of_two_vec8(const te_vec8 *low, const te_vec8 *high) {
     const uint32_t a = te__amax_16x2(low), b = te__amax_16x2(high);
     return te__max_u16x2((a & 0xffffu) | b << 16, a >> 16 | (b & 0xffff0000u));
@@ -268,9 +269,9 @@ TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
     return te_amax_bits8(0, v);
 }
 
-/* Raise *amax, which must be at least 0, to the maximum of `bits` (the bits of a magnitude) over all lanes of the
- * group, if that is larger. *amax is read first, and the atomic operation is skipped if it would change nothing: in a
- * large tensor, few blocks have a larger value than all blocks before them. */
+/* Let M be the maximum of `bits` (the bits of a magnitude) over all lanes of the group. If M is larger than *amax, set
+ * *amax to M, atomically; *amax must be at least 0. The function first reads *amax, and skips the atomic operation if
+ * it would change nothing: in a large tensor, few blocks have a larger magnitude than all blocks before them. */
 #if TE_CUDA
 TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     bits = __reduce_max_sync(~0u, bits);

@@ -1,5 +1,5 @@
-/* philox.h -- Philox4x32-7, a counter-based random number generator, whose results are bitwise identical on all
- * targets; and the threshold and factor of dropout.
+/* philox.h -- Philox4x32-7, a counter-based random number generator, whose results are bitwise identical on CUDA and on
+ * the host. The header also has the threshold and the factor of dropout.
  *
  * Do this:
  *     uint32_t r[4];
@@ -13,8 +13,8 @@
 
 #include "base.h" /* TE_BOTH */
 
-/* The random state, in target memory: the seed, and an offset that each forward pass with random numbers reads and then
- * increments, so that every pass draws other numbers. */
+/* The random state, in target memory: a seed and an offset. Each forward pass that needs random numbers reads the
+ * offset and then increments it, so that every pass draws other numbers. */
 typedef struct te_rng {
     uint64_t seed, offset;
 } te_rng;
@@ -33,14 +33,14 @@ TE_BOTH void te_philox(uint32_t out[4], uint64_t seed, uint64_t index, uint32_t 
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* Dropout with probability p draws a 16-bit integer for each element. The element is dropped if the integer is below
- * the limit, else multiplied by the factor. The limit is p in units of 2^-16, rounded and at most 65535. The factor is
- * 1 / (1 - p) for this rounded p. */
+/* Dropout with probability p draws a 16-bit integer for each element. The element is dropped if this integer is below
+ * TE_DROPOUT_LIMIT(p), else multiplied by TE_DROPOUT_FACTOR(p). The limit is p in units of 2^-16, rounded, and at most
+ * 65535. The factor is 1 / (1 - p) for this rounded p. */
 #define TE_DROPOUT_LIMIT(p) ((p) * 65536.0f + 0.5f < 65535.0f ? (uint32_t)((p) * 65536.0f + 0.5f) : 65535u)
 #define TE_DROPOUT_FACTOR(p) (65536.0f / (65536.0f - (float)TE_DROPOUT_LIMIT(p)))
 
 /* Convert 32 random bits to a number that is uniform in (0, 1), both ends excluded. Only 23 of the bits are used: with
- * 24, the largest integer plus 0.5 would be rounded up, and the result would be 1. */
+ * 24 bits, the largest integer plus 0.5 would be rounded up, and the result would be 1. */
 TE_BOTH float te_uniform(uint32_t u) { return ((float)(u >> 9) + 0.5f) * (1.0f / 8388608.0f); }
 
 #endif

@@ -1,17 +1,17 @@
-/* rank_group.h -- groups of ranks that work together, and their collectives.
+/* rank_group.h -- groups of ranks that work together, and the collectives of these groups.
  *
  * Do this:
  *     const te_group *g = te_tensor_group(&ctx);      // a group of one rank if the context has no communicator
  *     TE_TRY(te_group_all_reduce(g, sum, part, count, TE_f32, &ctx));
  *
- * A rank is a process with a context of its own. Ranks form a grid: the ranks of a tensor group split one replica of a
- * model (tensor and sequence parallelism); the ranks of a data group hold the same part of the model's parameters, and
+ * A rank is a process with a context of its own. Ranks form a grid. The ranks of a tensor group split one replica of a
+ * model (tensor and sequence parallelism). The ranks of a data group hold the same part of the model's parameters, and
  * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
- * group. With context parallelism (te/context_parallel.h) c consecutive ranks of a data group are a context group: they
- * split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv heads than a tensor
- * group has ranks, c consecutive ranks of it are a copies group: they hold the same k and v. With pipeline parallelism
- * (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of each stage.
- * te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
+ * group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a context group:
+ * they split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv heads than a
+ * tensor group has ranks, c consecutive ranks of the tensor group form a copies group: they hold the same k and v. With
+ * pipeline parallelism (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of
+ * each stage. te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -28,51 +28,52 @@
 
 struct te_group;
 
-/* A message of te_group_exchange, which this rank sends to rank `peer` of the group or receives from it. bytes: its
- * size, at most INT32_MAX. */
+/* A message of te_group_exchange, which this rank sends to rank `peer` of the group or receives from it. `bytes` is the
+ * size of the message, at most INT32_MAX. */
 typedef struct te_transfer {
     void *data;
     int64_t bytes;
-    int peer, is_received; /* is_received: 0: data is sent; 1: data is overwritten by the message that arrives */
+    int peer, is_received; /* is_received: 0 if `data` is sent, 1 if `data` is overwritten by the message that
+                            * arrives */
 } te_transfer;
 /* the largest number of messages of one call of te_group_exchange */
 enum { TE_EXCHANGE_MAX = 64 };
 /* the largest context group, and the largest pipeline group */
 enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
-/* how many NCCL operations a communicator remembers, by kind and size (te_comm.connected; te__nccl_signature) */
+/* how many NCCL operations a communicator remembers as already connected (te_comm.connected; te__nccl_signature) */
 enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
- * them in the same order. count: how many elements each rank contributes or, in reduce_scatter, receives. y and x must
- * not overlap, with three exceptions, which work in place: all_reduce with y == x; all_gather with x == y + rank *
- * count; reduce_scatter with y == x + rank * count, which leaves the rest of x unchanged. In all_reduce and
- * reduce_scatter of 16-bit numbers these libraries round to 16 bits after each addition. */
+ * them in the same order. `count` is the number of elements that each rank contributes or, in reduce_scatter, receives.
+ * y and x must not overlap, with three exceptions, which work in place: all_reduce with y == x; all_gather with x == y
+ * + rank * count; reduce_scatter with y == x + rank * count, which leaves the rest of x unchanged. In all_reduce and
+ * reduce_scatter of 16-bit numbers, NCCL and MPI round to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
-    /* y is [size, count], where `size` is the number of ranks: row r of y becomes the x[count] of rank r. */
+    /* y is [size, count], where `size` is the number of ranks: row r of y becomes the vector x[count] of rank r. */
     te_status (*all_gather)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
     /* x is [size, count] on each rank, where `size` is the number of ranks. y[count] becomes row `rank` of the sum of
-     * all ranks' x; `rank` is this rank's index. */
+     * all ranks' x, where `rank` is this rank's index. */
     te_status (*reduce_scatter)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                 te_context *ctx);
     /* y[count] becomes the sum of x[count] over all ranks. */
     te_status (*all_reduce)(const struct te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                             te_context *ctx);
-    /* Sends and receives the messages of `transfers`. The messages between two ranks arrive in the order of the lists
-     * of both ranks. */
+    /* Send and receive the messages of `transfers`. Several messages from one rank to another are matched in the order
+     * in which both ranks list them. */
     te_status (*exchange)(const struct te_group *g, const te_transfer *transfers, int count, te_context *ctx);
     void (*close)(struct te_group *g);
 } te_transport;
 
 /* Algorithms of an all-reduce. On CUDA, one_shot and two_shot run on symmetric memory
- * (te/comm/impl/symmetric_collectives.h): with one_shot each rank sends its whole tensor to every other rank; with
- * two_shot each rank adds up a part of the tensor, and sends this part of the sum to the others. */
+ * (te/comm/impl/symmetric_collectives.h). With one_shot, each rank sends its whole tensor to every other rank. With
+ * two_shot, each rank adds up a part of the tensor, and sends this part of the sum to the others. */
 typedef enum te_all_reduce_algorithm {
-    TE_ALL_REDUCE_auto,     /* what is expected to be fastest: one_shot for small tensors, two_shot for larger ones,
-                             * transport for tensors that do not fit into the symmetric memory */
-    TE_ALL_REDUCE_one_shot, /* one-shot; for tensors that are too large for it, as TE_ALL_REDUCE_two_shot */
-    TE_ALL_REDUCE_two_shot, /* two-shot; for tensors that are too large for it, as TE_ALL_REDUCE_transport */
+    TE_ALL_REDUCE_auto,     /* the algorithm that is expected to be the fastest: one_shot for small tensors, two_shot
+                             * for larger ones, transport for tensors that do not fit into the symmetric memory */
+    TE_ALL_REDUCE_one_shot, /* one_shot; tensors that are too large for it use two_shot */
+    TE_ALL_REDUCE_two_shot, /* two_shot; tensors that are too large for it use transport */
     TE_ALL_REDUCE_transport /* NCCL on CUDA, MPI on the host */
 } te_all_reduce_algorithm;
 
@@ -86,36 +87,40 @@ typedef struct te_group {
     const te_transport *transport; /* null for a group of one rank */
     void *handle;                  /* the transport's communicator */
     /* CUDA: symmetric memory, i.e. memory that all ranks of the group have mapped (te/comm/impl/symmetric_memory.h);
-     * null: none */
+     * null if the group has none */
     struct te_peer_memory *peers;
-    /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null: none */
+    /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null if the group has
+     * none */
     struct te__overlap_memory *memory;
-    /* The data group, if config.hierarchical is set and the group spans hosts: the ranks of this group on this rank's
-     * host, and those that have the same number among the ranks of their hosts; null: none (te__group_reduce_levels) */
+    /* Set for a data group that spans hosts, if config.hierarchical is set; else null. in_host: the ranks of this data
+     * group on this rank's host. across_hosts: the ranks, one on each host, that have the same index among the ranks of
+     * their host (te__group_reduce_levels) */
     const struct te_group *in_host, *across_hosts;
     struct te_comm *comm;
 } te_group;
 
 /* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
-    /* pipeline: the ranks of all stages that have the same ranks in their tensor and data groups; embedding: the first
-     * and the last of these, or on another stage this rank alone */
+    /* pipeline: one rank of each stage, all with the same ranks in their tensor and data groups. embedding: the ranks
+     * of the first and the last stage in this pipeline; on another stage, this rank alone */
     te_group world, tensor, copies, data, context, pipeline, embedding;
     te_group in_host, across_hosts; /* te_group.in_host and te_group.across_hosts of the data group */
-    int host;       /* the number of this rank's host, from 0 to world.hosts - 1, in the order of their first ranks */
+    int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1 in the order of
+                     * their first ranks */
     int *host_of;   /* [world.size]: the number of each rank's host */
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* 1: te_comm_destroy also finalizes the communication library (MPI_Finalize) */
     te_context *ctx;
-    void *cp_side;  /* the second stream of the context group, a te_side_stream; null: that group has one rank */
-    /* CUDA: hashes of the last NCCL operations that have connected the ranks which they need (te__nccl_run); 0: none.
-     * connected_at: how many there were */
+    void *cp_side;  /* the second stream of the context group, a te_side_stream; null if the context group has one
+                     * rank */
+    /* CUDA: hashes of the last NCCL operations that have established the connections between their ranks
+     * (te__nccl_run); 0: an unused entry. connected_at: how many such operations there were */
     uint64_t connected[TE_COMM_CONNECTED];
     unsigned connected_at;
-    void *meeting;  /* CUDA: while te_comm_create runs, the NCCL communicator of all ranks, from which the communicators
-                     * of the groups are split */
+    void *meeting;  /* CUDA: the NCCL communicator of all ranks, from which te_comm_create splits the communicators of
+                     * the groups; set only while te_comm_create runs */
 } te_comm;
 
 TE_API const te_group *te__group_of_one(void) {
@@ -125,7 +130,7 @@ TE_API const te_group *te__group_of_one(void) {
 TE_API const te_group *te_tensor_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->tensor : te__group_of_one();
 }
-/* The ranks of a tensor group that hold the same heads of k and v (te_comm_config.copies). */
+/* Return the group of ranks of a tensor group that hold the same heads of k and v (te_comm_config.copies). */
 TE_API const te_group *te__copies_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->copies : te__group_of_one();
 }
@@ -135,23 +140,24 @@ TE_API const te_group *te_world_group(const te_context *ctx) {
 TE_API const te_group *te_data_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->data : te__group_of_one();
 }
-/* The group of ranks that split the sequences of a batch (context parallelism, te/context_parallel.h). */
+/* Return the group of ranks that split the sequences of a batch (context parallelism, te/context_parallel.h). */
 TE_API const te_group *te_cp_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->context : te__group_of_one();
 }
 
-/* The ranks of a pipeline: rank s of the group runs stage s (te/comm/pipeline.h). */
+/* Return the group of ranks of a pipeline: rank s of the group runs stage s (te/comm/pipeline.h). */
 TE_API const te_group *te_pipeline_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->pipeline : te__group_of_one();
 }
-/* The ranks of a pipeline that have a copy of the embedding's weight if the head is tied to it: those of the first and
- * the last stage. A rank of another stage is a group by itself. */
+/* Return the group of ranks that hold a copy of the embedding's weight if the head is tied to the embedding: the ranks
+ * of the first and the last stage of a pipeline. For a rank of another stage, return a group of this rank alone. */
 TE_API const te_group *te_embedding_group(const te_context *ctx) {
     return ctx && ctx->comm ? &ctx->comm->embedding : te__group_of_one();
 }
 
 enum { TE__COMM_GROUPS = 9 };
-/* Return one of the groups, 0 to TE__COMM_GROUPS - 1. The world group, from which the others are split, is the last. */
+/* Return group number i of the communicator, where i is 0 to TE__COMM_GROUPS - 1. The world group is the last one,
+ * because the other groups are split from it. */
 TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
     te_group *const groups[TE__COMM_GROUPS] = {&comm->across_hosts, &comm->in_host, &comm->embedding,
                                                &comm->pipeline,     &comm->context, &comm->data,
@@ -161,8 +167,8 @@ TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
 
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
-/* Each function te_group_<collective> below calls the function of te_transport with the same name; in a group of one
- * rank it copies x to y. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
+/* Each function te_group_<collective> below calls the function of te_transport with the same name. In a group of one
+ * rank it copies x to y instead. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
 /* Mark the communicator as failed, and return TE_ERROR_COMM. Call this when a collective has failed and its error text
  * is in ctx. */
@@ -205,14 +211,14 @@ TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void 
     return g->transport->reduce_scatter(g, y, x, count, dtype, ctx);
 }
 /* An all-reduce in two levels, over a group whose N ranks run on H hosts, m ranks on each:
- *   1. the ranks of a host sum their x by a reduce-scatter, after which each has the sums of 1 / m of the elements;
- *   2. the ranks that have the same elements sum these over the hosts, by an all-reduce;
- *   3. an all-gather within the host passes the sums on.
- * So each element is first summed over the ranks of each host, then over the hosts, each in the order in which the
+ *   1. A reduce-scatter sums x over the ranks of a host. Each rank then has the sums of 1 / m of the elements.
+ *   2. An all-reduce over the ranks that have the same elements, one on each host, sums these elements over the hosts.
+ *   3. An all-gather within the host distributes the sums.
+ * Each element is first summed over the ranks of each host and then over the hosts, each time in the order in which the
  * transport sums over a group of this size. This order depends only on `count` and on which ranks are on which host, so
- * every run has the same bits. A host sends 2 (H - 1) / H times the bytes of x to other hosts; in a ring of all ranks
- * it would send 2 (N - 1) / N times as many, and by recursive doubling m log2(H) times. The last elements, fewer than
- * TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
+ * results are bitwise reproducible. A host sends 2 (H - 1) / H times the bytes of x to other hosts; in a ring of all
+ * ranks it would send 2 (N - 1) / N times the bytes of x, and by recursive doubling m log2(H) times. The last elements,
+ * fewer than TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
 enum { TE__LEVELS_ALIGN = 128, TE__LEVELS_MAX_SHARD = 1 << 27 };
 TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                          te_context *ctx) {
@@ -229,7 +235,8 @@ TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void 
     if (at == count) return TE_OK;
     return g->transport->all_reduce(g, (char *)y + at * size, (const char *)x + at * size, count - at, dtype, ctx);
 }
-/* Tensors of fewer bytes are summed in one level: their time is the latency, and two levels take three collectives. */
+/* Tensors of fewer bytes are summed in one level. Their time is dominated by latency, and two levels take three
+ * collectives. */
 enum { TE__LEVELS_MIN_BYTES = 1 << 20 };
 TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
@@ -240,10 +247,10 @@ TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, 
     return g->transport->all_reduce(g, y, x, count, dtype, ctx);
 }
 
-/* Sends and receives messages: each rank lists what it sends to and receives from each other rank. A message that one
- * rank sends, the other one must list as received, with the same size; all ranks of the group that send or receive must
- * call this function in the same order as their other collectives. Messages whose peer is this rank are not possible.
- * Errors: those of the collectives, and TE_ERROR_VALUE for a peer outside the group. */
+/* Send and receive messages: each rank lists all messages that it sends to and receives from other ranks. A message
+ * that one rank lists as sent must be listed as received, with the same size, by its peer. All ranks of the group that
+ * send or receive must call this function in the same order relative to their other collectives. A rank cannot send a
+ * message to itself. Errors: those of the collectives, and TE_ERROR_VALUE for a peer outside the group. */
 TE_API te_status te_group_exchange(const te_group *g, const te_transfer *transfers, int count, te_context *ctx) {
     TE_TRY(te__check_group(g, transfers, transfers, count, "exchange", ctx));
     TE_REQUIRE(count <= TE_EXCHANGE_MAX, ctx, TE_ERROR_OVERFLOW, "exchange: %d messages, %d at most", count,

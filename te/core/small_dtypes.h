@@ -1,5 +1,5 @@
-/* small_dtypes.h -- the formats of block-scaled numbers, and conversions of one number: the 4-bit elements e2m1, and
- * the scales of a block, e8m0 and ue4m3.
+/* small_dtypes.h -- number formats of block-scaled tensors, and conversions of one number: e2m1 for 4-bit elements, and
+ * e8m0 and ue4m3 for the scale of a block.
  *
  * Do this:
  *     uint8_t code = te_e2m1_of_float(x);        // 0 to 15; x rounded to nearest even and saturated to +-6
@@ -11,9 +11,10 @@
  *
  * e2m1 and e8m0 are formats of the OCP Microscaling Formats (MX) Specification 1.0; ue4m3 is the format of the scales
  * of NVFP4 (CUDA's CUDA_R_8F_UE4M3). All conversions use integer instructions and additions of floats, so the results
- * are bitwise identical on the host and on every GPU. They are those of PTX's cvt to .e2m1x2 and .ue8m0x2 with
- * .satfinite: a NaN becomes 6 in e2m1. Here are also the largest magnitudes of vectors, without NaNs, from which a
- * block's scale is computed. te/te.h does not include this header, because only microscaling.h needs it.
+ * are bitwise identical on the host and on every GPU. The results are those of PTX's cvt to .e2m1x2 and .ue8m0x2 with
+ * .satfinite: a NaN becomes 6 in e2m1. The header also has functions for the largest magnitude of a vector, ignoring
+ * NaNs, from which a block's scale is computed. te/te.h does not include this header, because only microscaling.h needs
+ * it.
  */
 #ifndef TE_SMALL_DTYPES_H
 #define TE_SMALL_DTYPES_H
@@ -24,35 +25,38 @@
 
 /* ---- e2m1 -------------------------------------------------------------------------------------------------------- */
 
-/* Convert f, which is not NaN, to e2m1: to the nearest number, ties to the even code. */
+/* Convert f, which must not be NaN, to the nearest e2m1 number, ties to the even code. */
 TE_BOTH uint32_t te__e2m1_of_number(float f) {
     const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
     const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
-    /* `step` is a float whose unit in the last place is the distance between the numbers of e2m1 around a: 0.5 below 2,
-     * else 1 or 2. Adding it rounds a to a multiple of that distance. */
+    /* `step` is a float whose unit in the last place is the distance between the e2m1 numbers around a: 0.5 if a is
+     * below 2, else 1 or 2. Adding `step` to a rounds a to a multiple of this distance. */
     const uint32_t exponent = (a > one ? a : one) & 0x7f800000u, step = exponent + (22u << 23);
     const uint32_t rounded = te_bits_of_float(te_float_of_bits(a) + te_float_of_bits(step)) - step;
     return (u >> 28 & 8u) | (rounded + (exponent >> 22) - (one >> 22));
 }
-/* Convert to e2m1: to the nearest number, ties to the even code. An infinity becomes +-6, a NaN 6; -0 stays -0. */
+/* Convert f to the nearest e2m1 number, ties to the even code. An infinity becomes +-6, and a NaN becomes 6; -0 stays
+ * -0. */
 TE_BOTH uint8_t te_e2m1_of_float(float f) { return (uint8_t)(f == f ? te__e2m1_of_number(f) : 7u); }
-/* Convert f, which is not NaN, to e2m1 by stochastic rounding (te_e2m1_of_float_stochastic). */
+/* Convert f, which must not be NaN, to e2m1 by stochastic rounding (te_e2m1_of_float_stochastic). */
 TE_BOTH uint32_t te__e2m1_of_number_stochastic(float f, uint32_t random) {
     const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
     const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
-    /* The position of a among the codes, in units of 2^-22 of a code. From 1 on it follows from the bits of a; below 1,
-     * where codes are 0.5 apart, from those of a + 1, which has units of 2^-23. */
+    /* `position` is the position of a among the codes, in units of 2^-22 of a code. If a is 1 or more, it follows from
+     * the bits of a, whose unit is 2^-22 of a code. If a is below 1, where codes are 0.5 apart, it follows from the
+     * bits of a + 1, whose unit is 2^-23. */
     const uint32_t below_one = te_bits_of_float(te_float_of_bits(a) + 1.0f) - one, above = a - (one - (1u << 23));
     const uint32_t position = a < one ? below_one : above;
-    return (u >> 28 & 8u) | (position + 0x3fffffu - (random << 6)) >> 22; /* one up if the part > random / 2^16 */
+    return (u >> 28 & 8u) | (position + 0x3fffffu - (random << 6)) >> 22; /* rounds up by one code if the fractional
+                                                                           * part of `position` exceeds random / 2^16 */
 }
-/* Convert to e2m1 by stochastic rounding, with the probabilities of te__fp8_of_float_stochastic: the expected value is
- * f, up to 2^-16 of the distance between neighbouring numbers. random: 16 random bits. */
+/* Convert f to e2m1 by stochastic rounding, with the probabilities of te__fp8_of_float_stochastic: the expected value
+ * is f, up to 2^-16 of the distance between neighbouring numbers. `random` has 16 random bits. */
 TE_BOTH uint8_t te_e2m1_of_float_stochastic(float f, uint32_t random) {
     return (uint8_t)(f == f ? te__e2m1_of_number_stochastic(f, random) : 7u);
 }
 #if TE_CUDA
-/* Return the signs of eight numbers: bit 4 k + 3 is 1 if number k is negative, all other bits are 0. */
+/* Return the signs of eight numbers: bit 4 k + 3 is 1 if number k is negative; all other bits are 0. */
 TE_FN uint32_t te__signs_of_vec8(const te_vec8 *e, te_dtype t) {
     uint32_t signs = 0, low, high;
     if (t == TE_f32) {
@@ -63,8 +67,9 @@ TE_FN uint32_t te__signs_of_vec8(const te_vec8 *e, te_dtype t) {
     return (__byte_perm(low, high, 0x6420) >> 4 & 0x08080808u) | (__byte_perm(low, high, 0x7531) & 0x80808080u);
 }
 #endif
-/* Multiply eight numbers by `factor`, which is not negative, and convert the products to e2m1: to nearest, ties to the
- * even code. The code of number k is in bits 4 k to 4 k + 3 of the result; that of a NaN is any. */
+/* Multiply eight numbers by `factor`, which must not be negative, and convert the products to the nearest e2m1 numbers,
+ * ties to the even code. The code of number k is in bits 4 k to 4 k + 3 of the result; the code of a NaN is
+ * arbitrary. */
 TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     float v[8];
     uint32_t codes = 0;
@@ -78,10 +83,11 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     }
     return codes;
 #elif TE_CUDA
-    /* Before it is rounded, the code of a magnitude a is 2 a up to 2, a + 2 up to 4, and a / 2 + 4 from there on: the
-     * smallest one of the three. Each is added to 1 - 2^-21 in units of 2^-24, the distance between the floats there,
-     * so that the addition rounds it to an integer in the last bits of the float; the minimum of the rounded numbers is
-     * the rounded minimum. `above` is saturated to 1, which is code 8. */
+    /* The code of a magnitude a, before rounding, is 2 a if a is at most 2, a + 2 if a is between 2 and 4, and a / 2 +
+     * 4 above; in each case it is the smallest of the three. Each of the three is multiplied by 2^-24, the distance
+     * between floats just below 1, and added to 1 - 2^-21; the addition rounds it to an integer in the last bits of the
+     * float. The minimum of the rounded numbers equals the rounded minimum. `above` is saturated to 1, which stands for
+     * code 8. */
     const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero);
@@ -91,8 +97,8 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
         const int least = min(min(__float_as_int(up_to_2), __float_as_int(up_to_4)), __float_as_int(above));
         codes += (uint32_t)least << 4 * k;
     }
-    codes -= 0x3f7ffff8u * 0x11111111u;           /* the bits of `zero`, which were added eight times */
-    codes -= (codes & 0x88888888u) >> 3;          /* 8 becomes 7 */
+    codes -= 0x3f7ffff8u * 0x11111111u;           /* subtract the bits of `zero` from each of the eight codes */
+    codes -= (codes & 0x88888888u) >> 3;          /* turn code 8 into 7, the largest code */
     return codes | te__signs_of_vec8(e, t);
 #else
     for (int k = 0; k < 8; k++) codes |= te__e2m1_of_number(v[k] * factor) << 4 * k;
@@ -105,13 +111,15 @@ TE_BOTH float te_float_of_e2m1(uint8_t code) {
     const uint32_t normal = (exponent + 126u) << 23 | (a & 1u) << 22, subnormal = a ? 126u << 23 : 0u;
     return te_float_of_bits(sign | (exponent ? normal : subnormal));
 }
-/* Convert eight e2m1 numbers to floats; the first is in the lowest four bits. */
+/* Convert eight e2m1 numbers to floats. The first number is in the lowest four bits of `codes`. */
 TE_FN void te__floats_of_e2m1(float v[8], uint32_t codes) {
 #if TE_CUDA
-    /* Bytes 2 and 3 of a float hold all bits of such a number. __byte_perm looks them up, four numbers at a time. */
+    /* Bytes 2 and 3 of a float hold all bits of an e2m1 number. __byte_perm looks these bytes up, for four numbers at a
+     * time. */
     TE_UNROLL for (int half = 0; half < 2; half++) {
         const uint32_t four = codes >> 16 * half, select = four & 0x7777u;
-        const uint32_t low = __byte_perm(0xc0800000u, 0xc0804000u, select); /* 0, 0.5, 1, 1.5; 2, 3, 4, 6: byte 2 */
+        const uint32_t low = __byte_perm(0xc0800000u, 0xc0804000u, select); /* byte 2 of the floats 0, 0.5, 1, 1.5; 2,
+                                                                             * 3, 4, 6 */
         const uint32_t high = __byte_perm(0x3f3f3f00u, 0x40404040u, select); /* byte 3 */
         TE_UNROLL for (int k = 0; k < 4; k++) {
             const uint32_t u = __byte_perm(__byte_perm(low, high, (uint32_t)(k | (k + 4) << 4)), 0, 0x1044u);
@@ -125,13 +133,13 @@ TE_FN void te__floats_of_e2m1(float v[8], uint32_t codes) {
 
 /* ---- ue4m3 ------------------------------------------------------------------------------------------------------- */
 
-/* Convert to ue4m3: to the nearest number, ties to even. A number above 448 becomes 448, one below 0 becomes 0, and a
- * NaN becomes 0x7f. */
+/* Convert f to the nearest ue4m3 number, ties to even. A number above 448 becomes 448, a number below 0 becomes 0, and
+ * a NaN becomes 0x7f. */
 TE_BOTH uint8_t te_ue4m3_of_float(float f) {
     const uint8_t byte = te_e4m3_of_float(f);
     return (uint8_t)((byte & 0x7fu) == 0x7fu ? 0x7fu : byte & 0x80u ? 0u : byte);
 }
-/* Convert to ue4m3 by stochastic rounding. random: 16 random bits. */
+/* Convert f to ue4m3 by stochastic rounding. `random` has 16 random bits. */
 TE_BOTH uint8_t te_ue4m3_of_float_stochastic(float f, uint32_t random) {
     const uint8_t byte = te__fp8_of_float_stochastic(f, random, 3, 7, TE_E4M3_MAX);
     return (uint8_t)((byte & 0x7fu) == 0x7fu ? 0x7fu : byte & 0x80u ? 0u : byte);
@@ -140,23 +148,24 @@ TE_BOTH float te_float_of_ue4m3(uint8_t byte) { return te_float_of_e4m3((uint8_t
 
 /* ---- e8m0 -------------------------------------------------------------------------------------------------------- */
 
-/* The conversions below take a number and return a power of two as an e8m0 number. Zero and numbers below 0 become
+/* The conversions below take a number and return a power of two as an e8m0 number. Zero and negative numbers become
  * 0x00, which is 2^-127; infinity becomes 0xfe, the largest; a NaN becomes 0xff. */
 
-/* Returns the code that a conversion returns for a number without a nearest power of two, or -1. */
+/* Return the e8m0 code for the numbers that every conversion treats alike: NaN, zero, negative numbers, and numbers
+ * from 2^127 on. Return -1 for all other numbers. u: the bits of the number. */
 TE_BOTH int te__e8m0_special(uint32_t u) {
     if ((u & 0x7fffffffu) > 0x7f800000u) return 0xff;
     return u >> 31 || u == 0 ? 0 : u >= 0x7f000000u ? 0xfe : -1; /* 0x7f000000: 2^127 */
 }
-/* Returns the exponent of a finite float above 0 below 2^127, rounded down, as an e8m0 code that is at least 0. *part:
- * how far the float lies between this power of two and the next, in units of 2^-23 of the distance; 0 if it lies below
- * 2^-127. */
+/* Return the exponent of a finite float above 0 and below 2^127, rounded down, as an e8m0 code that is at least 0.
+ * *part becomes the distance of the float from this power of two, in units of 2^-23 of the distance to the next power
+ * of two; it is 0 if the float lies below 2^-127. */
 TE_BOTH uint32_t te__e8m0_floor(uint32_t *part, uint32_t u) {
     const uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
     *part = exponent ? mantissa : mantissa > 0x400000u ? (mantissa - 0x400000u) << 1 : 0u; /* 0x400000: 2^-127 */
     return exponent;
 }
-/* Convert to the nearest power of two, ties to the even code. */
+/* Convert f to the nearest power of two, ties to the even code. */
 TE_BOTH uint8_t te_e8m0_of_float(float f) {
     const uint32_t u = te_bits_of_float(f);
     const int special = te__e8m0_special(u);
@@ -165,7 +174,7 @@ TE_BOTH uint8_t te_e8m0_of_float(float f) {
     const uint32_t code = te__e8m0_floor(&part, u);
     return (uint8_t)(code + (part > 0x400000u || (part == 0x400000u && code % 2 == 1)));
 }
-/* Convert to the smallest power of two that is not below f, which is how a block's scale is rounded. */
+/* Convert f to the smallest power of two that is not below f. The scale of a block is rounded in this way. */
 TE_BOTH uint8_t te_e8m0_of_float_up(float f) {
     const uint32_t u = te_bits_of_float(f);
     const int special = te__e8m0_special(u);
@@ -174,8 +183,8 @@ TE_BOTH uint8_t te_e8m0_of_float_up(float f) {
     const uint32_t code = te__e8m0_floor(&part, u);
     return (uint8_t)(code + (part > 0u));
 }
-/* Convert to the power of two below or above f by stochastic rounding; the expected value is f, up to 2^-16 of the
- * distance. random: 16 random bits. */
+/* Convert f by stochastic rounding to the power of two below or above f. The expected value is f, up to 2^-16 of the
+ * distance between the two. `random` has 16 random bits. */
 TE_BOTH uint8_t te_e8m0_of_float_stochastic(float f, uint32_t random) {
     const uint32_t u = te_bits_of_float(f);
     const int special = te__e8m0_special(u);
@@ -188,7 +197,7 @@ TE_BOTH uint8_t te_e8m0_of_float_stochastic(float f, uint32_t random) {
 TE_BOTH float te_float_of_e8m0(uint8_t code) {
     return te_float_of_bits(code == 0xffu ? 0x7fffffffu : code == 0u ? 0x400000u : (uint32_t)code << 23);
 }
-/* Returns 1 / te_float_of_e8m0(code), exactly. */
+/* Return 1 / te_float_of_e8m0(code), exactly. */
 TE_BOTH float te_inverse_of_e8m0(uint8_t code) {
     return te_float_of_bits(code == 0xffu   ? 0x7fffffffu
                             : code == 0xfeu ? 0x400000u
@@ -197,8 +206,9 @@ TE_BOTH float te_inverse_of_e8m0(uint8_t code) {
 
 /* ---- the largest magnitude of a block ---------------------------------------------------------------------------- */
 
-/* Return the larger magnitudes of the halves of a and b, which are magnitudes of the 16-bit format t; NaNs are
- * ignored, except that two NaNs make a NaN. */
+/* a and b each hold two magnitudes of the 16-bit format t. The result has the larger magnitude of the two low halves in
+ * its low half, and the larger one of the two high halves in its high half. A NaN is ignored, unless both magnitudes
+ * are NaN; the result is then a NaN. */
 TE_FN uint32_t te__max_numbers_16x2(uint32_t a, uint32_t b, te_dtype t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 800
     uint32_t m;
@@ -215,7 +225,7 @@ TE_FN uint32_t te__max_numbers_16x2(uint32_t a, uint32_t b, te_dtype t) {
     return m;
 #endif
 }
-/* Set each element of *max to the larger one of itself and of the magnitude of the same element of *e, as
+/* Set each element of *max to the larger one of itself and the magnitude of the same element of *e, as
  * te_vec8_max_magnitudes does, but ignore NaNs. *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_numbers(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
@@ -224,7 +234,7 @@ TE_FN void te_vec8_max_numbers(te_vec8 *max, const te_vec8 *e, te_dtype t) {
                                 : te__max_numbers_16x2(max->w[k], e->w[k] & 0x7fff7fffu, t);
     }
 }
-/* Return the largest magnitude of the elements of n vectors; NaNs are ignored. */
+/* Return the largest magnitude of all elements of n vectors, ignoring NaNs. */
 TE_FN float te_vec8_largest(const te_vec8 *e, const int n, te_dtype t) {
     float v[8], m = 0.0f;
     te_vec8 pair;
@@ -238,7 +248,7 @@ TE_FN float te_vec8_largest(const te_vec8 *e, const int n, te_dtype t) {
     }
     memset(&pair, 0, sizeof pair);
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 860
-    /* this instruction compares magnitudes; the sign of its result is of no use here */
+    /* the instruction compares magnitudes, and gives the result a sign, which is ignored here */
     uint32_t w = e[0].w[0];
     TE_UNROLL for (int k = 1; k < 4 * n; k++)
         if (t == TE_bf16) asm("max.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(e[k / 4].w[k % 4]));

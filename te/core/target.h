@@ -23,7 +23,8 @@
 #endif
 
 /* Return an error if the context's target (CUDA or host) is not the one that this file was compiled for, because a
- * function that launches kernels can run only on that one. who: the caller's name, for the error text. */
+ * function that launches kernels can run only on the target that it was compiled for. `who` is the caller's name, for
+ * the error text. */
 TE_API te_status te__check_target(te_context *ctx, const char *who) {
     const char *here = TE_CUDA ? "cuda" : "host";
     TE_TRY(te__check_context(ctx, who));
@@ -33,8 +34,8 @@ TE_API te_status te__check_target(te_context *ctx, const char *who) {
     return TE_OK;
 }
 
-/* The arguments of the kernel that a pass with random numbers runs once. It copies the random state *state to *taken,
- * which the pass reads, and advances *state for the next pass. */
+/* The arguments of a kernel that runs once in each pass that draws random numbers. The kernel copies the random state
+ * *state to *taken, which the pass reads, and advances *state for the next pass. */
 typedef struct te_rng_args { te_rng *taken, *state; } te_rng_args;
 TE_FN void te_rng_take_body(const te_rng_args *a) {
     *a->taken = *a->state;
@@ -47,8 +48,8 @@ TE_KERNEL_IF_USED(te_rng_take, 1, 1, te_rng_args, te_rng_take_body(te_args))
 /* One launch can work on all tensors of a table in target memory. Each tensor is cut into chunks, and each block of the
  * grid works on one chunk. */
 
-/* Return the index of the tensor that a chunk belongs to: the largest t with first[t] <= chunk. first[t] is the number
- * of chunks that the tensors 0 to t - 1 have together; first[count] is the number of all chunks. */
+/* Return the index of the tensor to which a chunk belongs: the largest t with first[t] <= chunk. first[t] is the number
+ * of chunks of the tensors 0 to t - 1 together; first[count] is the number of all chunks. */
 TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     int low = 0, high = count;
     while (high - low > 1) {
@@ -59,17 +60,17 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
     return low;
 }
 
-/* The consecutive tensors of a table on which one launch works. Each tensor is cut into chunks, which are counted
- * through the whole table: first[0] is the number of chunks of all tensors of the table before these. */
+/* Consecutive tensors of a table, on which one launch works. Each tensor is cut into chunks, which are numbered through
+ * the whole table. The table may have other tensors in front of these; first[0] is the number of chunks of those. */
 typedef struct te_multi_tensor {
-    const void *tensor;   /* [count]: for each tensor, the arguments with which the kernel works on it */
+    const void *tensor;   /* [count]: for each tensor, the struct of arguments with which the kernel works on it */
     const int32_t *first; /* [count + 1]: the index of each tensor's first chunk (te_chunk_tensor) */
     int count, chunks;    /* count: the number of tensors; chunks: the number of chunks of these tensors, which is also
                            * the number of blocks of the launch */
 } te_multi_tensor;
 
 /* Return the index of the tensor that thread block *b works on, and set b->x to the index of the block's chunk within
- * this tensor. So the block can go on as if the launch were for this tensor alone. */
+ * this tensor. The block can then continue as if the launch were for this tensor alone. */
 TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
     const int32_t chunk = b->x + t->first[0];
     const int n = te_chunk_tensor(t->first, t->count, chunk);
@@ -79,8 +80,8 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
 
 /* ---- a second stream --------------------------------------------------------------------------------------------- */
 
-/* A side stream is a second CUDA stream, whose work runs concurrently with that of the context's own stream. The host
- * target has no streams: there each call does its work before it returns.
+/* A side stream is a second CUDA stream, whose work runs concurrently with the work on the context's own stream. The
+ * host target has no streams; on the host each call does its work before it returns.
  *
  * Do this:
  *     TE_TRY(te_side_stream_open(&side, ctx));
@@ -94,15 +95,15 @@ TE_BOTH int te_multi_tensor_find(const te_multi_tensor *t, te_block *b) {
  * te_side_stream_join must be called before the capture ends. */
 typedef struct te_side_stream {
     void *stream, *event; /* CUDA: cudaStream_t, cudaEvent_t */
-    void *main_stream;    /* between te_side_stream_enter and te_side_stream_leave, while ctx->stream is the side
-                           * stream: the context's own stream */
+    void *main_stream;    /* the context's own stream, while ctx->stream is the side stream (between
+                           * te_side_stream_enter and te_side_stream_leave) */
     int was_recording;    /* 1: launches were being recorded (graph_replay.h) when te_side_stream_enter was called */
     int has_work;         /* 1: work was enqueued on the side stream since the last te_side_stream_join */
 } te_side_stream;
 
 #if TE_CUDA
-/* Create the side stream. The side stream has the highest priority, because work on the context's own stream waits for
- * it. */
+/* Create the side stream, with the highest priority, because work on the context's own stream waits for the work on the
+ * side stream. */
 TE_API te_status te_side_stream_open(te_side_stream *s, te_context *ctx) {
     int least = 0, greatest = 0;
     cudaStream_t stream = 0;

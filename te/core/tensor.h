@@ -19,11 +19,12 @@ typedef struct te_tensor {
     void *data;
     te_dtype dtype;
     int64_t rows, cols;
-    /* the number of elements from the beginning of a row to that of the next one, at least cols; 0: cols. x, y, dx and
-     * dy of a list may have a stride that is larger than cols: columns of a wider matrix. The elements between the rows
-     * are neither read nor written. The kernels work on dense copies, which a call makes of x and dy before its first
-     * step, and from which it copies y and dx after its last step; so each such tensor costs a copy, and the workspace
-     * must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). Other tensors are dense */
+    /* the number of elements from the beginning of a row to the beginning of the next row; 0 stands for `cols`, and
+     * other values must be at least cols. x, y, dx and dy of a list may have a stride larger than cols, as columns of a
+     * wider matrix do. The elements between the rows are neither read nor written. A call works on dense copies of such
+     * tensors: it copies x and dy before its first step, and y and dx after its last step. Each such tensor therefore
+     * costs a copy, and the workspace must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). All other
+     * tensors must be dense */
     int64_t stride;
 } te_tensor;
 
@@ -32,22 +33,22 @@ TE_API te_tensor te_matrix(void *data, te_dtype dtype, int64_t rows, int64_t col
     t.data = data, t.dtype = dtype, t.rows = rows, t.cols = cols, t.stride = 0;
     return t;
 }
-/* A view of `cols` columns of a matrix that has `stride` columns; data: the address of the first of these columns in
- * row 0. */
+/* Return a view of `cols` columns of a matrix that has `stride` columns. `data` is the address of the first of these
+ * columns in row 0. */
 TE_API te_tensor te_strided(void *data, te_dtype dtype, int64_t rows, int64_t cols, int64_t stride) {
     te_tensor t = te_matrix(data, dtype, rows, cols);
     return t.stride = stride, t;
 }
-/* Return whether there are elements between the rows of a tensor that do not belong to it. */
+/* Return whether a tensor's rows have gaps between them, i.e. elements that do not belong to the tensor. */
 TE_API int te__is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride && t.stride != t.cols; }
 /* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
- * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad` (null: the gradient is not wanted),
- * and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]. The format of an extra input is what the
- * option (dtype, ..) of its op says; without this option, it is the format of the list's residual stream. The format of
- * an extra output is that of the value in the list. */
+ * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad` (unless it is null: then the gradient
+ * is not computed), and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]. The number format of an
+ * extra input is the one that the option (dtype, ..) of its op names; without this option, it is the format of the
+ * list's residual stream. The number format of an extra output is that of the value in the list. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -58,20 +59,21 @@ typedef struct te_edge {
 typedef struct te_batch {
     int batch, seq;        /* the number of rows is batch * seq */
     const int32_t *tokens; /* [rows], in target memory: the tokens that an embedding reads */
-    const int32_t *labels; /* [rows], in target memory: the label of each row for cross_entropy; a row whose label is
+    const int32_t *labels; /* [rows], in target memory: the label of each row for cross_entropy. A row whose label is
                             * ignore_index has no loss */
-    int ignore_index;      /* the label that marks rows without a loss; 0 stands for -100, so that a zeroed te_batch
-                            * ignores no token of the vocabulary */
-    float loss_scale;      /* the derivative of the total loss with respect to the loss of a row, often 1 / rows;
-                            * backward uses it if the caller passes no dy */
-    int accumulate;        /* 1: backward adds to the gradients in memory; 0: backward overwrites them */
+    int ignore_index;      /* the label that marks rows without a loss. 0 stands for -100, so that a te_batch set to
+                            * zeros ignores no token of the vocabulary */
+    float loss_scale;      /* the derivative of the total loss with respect to the loss of one row, often 1 / rows;
+                            * backward uses this number if the caller passes no dy */
+    int accumulate;        /* 1: backward adds to the gradients that are in memory; 0: backward overwrites them */
     int position;          /* the position of each sequence's first token, for rope and for learnt position
                             * embeddings */
-    int context;           /* 1: the ranks of te_cp_group split each sequence (te/context_parallel.h); the seq rows of a
-                            * rank are two chunks of it (te_cp_position). cu_seqlens and max_seqlen, if given, describe
-                            * the packed sequence of all these ranks. 0: a sequence has seq rows */
-    const int32_t *positions; /* [rows], target memory: the position that rope uses for each row; positions may be in
-                               * any order. null: the position is `position` plus the row's index within its sequence.
+    int context;           /* 1: the ranks of te_cp_group split each sequence (te/context_parallel.h). A rank's `seq`
+                            * rows of a sequence are then two chunks of the sequence (te_cp_position); cu_seqlens and
+                            * max_seqlen, if set, describe the packed sequence of all these ranks. 0: a sequence has seq
+                            * rows */
+    const int32_t *positions; /* [rows], in target memory: the position that rope uses for each row; positions may be in
+                               * any order. Null: the position is `position` plus the row's index within its sequence.
                                * Backward must get the same positions as forward */
     const te_edge *edges;  /* the extra inputs and outputs of the list, by name; entries whose names the list does not
                             * have are ignored */
@@ -83,35 +85,35 @@ typedef struct te_batch {
      * treat wrong values. If these three members are 0, 0 and null, there are `batch` sequences of `seq` rows each. */
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
-    int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then computes it
-                           * and writes y. A list that ends in linear, cross_entropy then computes its logits only once
-                           * (te/linear/impl/linear_cross_entropy.h) */
-    const float *loss_count; /* [1], in target memory: the number of rows that have a loss; backward divides loss_scale
-                              * by this number (te/ops/cross_entropy.h). null: loss_scale is not divided */
-    const struct te_cache *cache; /* in inference, the key-value cache to which the batch's tokens are appended
-                                   * (te/cache/cache.h), prepared by te_cache_begin; null: none */
-    const int32_t *slots; /* [sequences], target memory: sequence i of the batch extends the sequence of the cache with
-                           * the index slots[i]; -1: the rows of sequence i are padding. If `slots` is null, the index
-                           * is i */
-    int memory_seq; /* "Memory" here is the tensor to which cross_attention attends (the encoder's output). memory_seq:
-                     * its rows per sequence; row b * memory_seq + t of it is row t of sequence b. A list declares it as
-                     * an extra input by the op (input, .., (rows, memory)) */
+    int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then computes
+                           * the loss and writes it to y. A list that ends in linear, cross_entropy then computes its
+                           * logits only once (te/linear/impl/linear_cross_entropy.h) */
+    const float *loss_count; /* [1], in target memory: the number of rows that have a loss. Backward divides loss_scale
+                              * by this number (te/ops/cross_entropy.h). Null: loss_scale is not divided */
+    const struct te_cache *cache; /* for inference: the key-value cache to which the batch's tokens are appended
+                                   * (te/cache/cache.h), prepared by te_cache_begin; null if no cache is used */
+    const int32_t *slots; /* [sequences], in target memory: sequence i of the batch extends sequence number slots[i] of
+                           * the cache. If slots[i] is -1, the rows of sequence i are padding. If `slots` is null,
+                           * sequence i of the batch extends sequence i of the cache */
+    int memory_seq; /* the number of rows per sequence of the "memory", the tensor to which cross_attention attends
+                     * (e.g. the encoder's output). Row b * memory_seq + t of the memory is row t of sequence b. A list
+                     * declares the memory as an extra input by the op (input, .., (rows, memory)) */
     const struct te_sampling *sampling; /* the parameters and results of the op (sample, ..) at the end of a list */
 } te_batch;
 
-/* The chunks of a sequence that a rank of a context group has. A sequence of 2 * ranks chunks of the same length is
- * split so that rank r has chunks r and 2 * ranks - 1 - r: under a causal mask all ranks then have the same work.
- * ranks: 0 or 1: the rank has whole sequences. */
+/* Which chunks of a sequence a rank of a context group has. A sequence of 2 * ranks chunks of the same length is split
+ * so that rank r has chunks r and 2 * ranks - 1 - r, because all ranks then have the same work under a causal mask. If
+ * `ranks` is 0 or 1, the rank has whole sequences. */
 typedef struct te_cp_shard { int rank, ranks; } te_cp_shard;
 
-/* Returns the position in its sequence of row `row` of the `seq` rows that the rank has of a sequence. */
+/* A rank has `seq` rows of a sequence. Return the position, in the whole sequence, of row `row` of these rows. */
 TE_BOTH int te_cp_position(te_cp_shard s, int row, int seq) {
     const int chunk = seq / 2;
     if (s.ranks <= 1) return row;
     return row < chunk ? s.rank * chunk + row : (2 * s.ranks - 2 - s.rank) * chunk + row;
 }
-/* Returns the row, among the `seq` rows that the rank has of a sequence, of the token at `position`; -1: another rank
- * has it. */
+/* A rank has `seq` rows of a sequence. Return which of these rows is the token at `position` of the whole sequence, or
+ * -1 if another rank has this token. */
 TE_BOTH int te_cp_row(te_cp_shard s, int position, int seq) {
     const int chunk = seq / 2;
     if (s.ranks <= 1) return position < seq ? position : -1;
@@ -119,48 +121,50 @@ TE_BOTH int te_cp_row(te_cp_shard s, int position, int seq) {
     return of == s.rank ? position - first : of == 2 * s.ranks - 1 - s.rank ? chunk + position - first : -1;
 }
 
-/* What the op (sample, ..) at the end of a list reads besides the logits, and where it stores the tokens
- * (te/ops/sample.h). Every array lies in target memory and has one entry for each row of logits. What a null pointer
- * means is said at each array. The contents of all arrays that the kernel reads may change between replays of a
- * captured graph. */
+/* The inputs and outputs of the op (sample, ..) at the end of a list, apart from the logits (te/ops/sample.h). Every
+ * array lies in target memory and has one entry for each row of logits. The comment at each array says what a null
+ * pointer means. The contents of all arrays that the kernel reads may change between replays of a captured graph. */
 typedef struct te_sampling {
     /* results */
-    int32_t *token;        /* [rows], required: the token chosen for each row. -1: no token can be drawn, because none
-                            * is allowed, all logits are -infinity, or the logit of an allowed token is NaN; y is then
-                            * NaN */
+    int32_t *token;        /* [rows], required: the token chosen for each row. The token is -1, and y is NaN, if no
+                            * token can be drawn: because no token is allowed, all logits are -infinity, or the logit of
+                            * an allowed token is NaN */
     int32_t *top_token;    /* [rows, top]: the `top` tokens to which the model gives the highest probabilities, the
-                            * likeliest first; required if `top` is not 0 */
+                            * likeliest first. Required if `top` is not 0 */
     float *top_log_prob;   /* [rows, top]: the log-probabilities of the tokens in top_token. If a row has fewer than
                             * `top` finite logits, its remaining entries are -1 in top_token and -infinity in this
                             * array */
     /* state of each row */
-    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, at most 65535; null: never,
-                            * and frequency and presence penalties are not permitted */
+    uint16_t *history;     /* [rows, vocabulary]: how often each token was generated before, at most 65535. Null: no
+                            * token counts as generated before, and frequency and presence penalties are not
+                            * permitted */
     const uint64_t *seed;  /* [rows]: the seed of each row's random numbers (core/philox.h); required if `temperature`
                             * is not null */
     uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1.
                             * Required if `temperature` is not null */
     /* parameters */
     const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
-                               * entry is below 1e-5, the op is greedy: it takes the most likely token (if several are
-                               * equally likely, the one with the lowest number) */
-    const int32_t *top_k;     /* [rows]: only the k most likely tokens are kept; null pointer, or an entry of 0 or less:
-                               * all are kept */
-    const float *top_p;       /* [rows]: only the most likely tokens are kept, as few of them as are needed to have p of
-                               * the probability mass; null pointer, or an entry of 1: all are kept */
+                               * entry is below 1e-5, the op chooses greedily: it takes the most likely token (if
+                               * several are equally likely, the one with the lowest number) */
+    const int32_t *top_k;     /* [rows]: only the k most likely tokens can be chosen. If the pointer is null, or an
+                               * entry is 0 or less, all tokens can be */
+    const float *top_p;       /* [rows]: only the most likely tokens can be chosen, as few of them as have p of the
+                               * probability mass together. If the pointer is null, or an entry is 1, all tokens can
+                               * be */
     const float *min_p;       /* [rows]: only tokens with at least min_p times the probability of the likeliest token
-                               * are kept; null pointer, or an entry of 0: all are kept */
+                               * can be chosen. If the pointer is null, or an entry is 0, all tokens can be */
     const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred (in `history` or in `prompt`):
-                                      * a positive logit is divided by it, any other logit is multiplied by it; null: 1,
-                                      * no penalty */
+                                      * a positive logit is divided by the penalty, any other logit is multiplied by it.
+                                      * Null: no penalty, i.e. a factor of 1 */
     const float *frequency_penalty;  /* [rows]: a penalty that is subtracted from a token's logit as many times as the
-                                      * token occurs in `history`; null: 0 */
+                                      * token occurs in `history`. Null: no penalty */
     const float *presence_penalty;   /* [rows]: a penalty that is subtracted once from the logit of each token that
-                                      * occurs in `history`; null: 0 */
+                                      * occurs in `history`. Null: no penalty */
     const uint32_t *allowed;  /* [rows, (vocabulary + 31) / 32]: bit t % 32 of word t / 32 is 1 if token t may be
-                               * chosen; null: all tokens may be */
-    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], bits as in `allowed`: tokens that count as occurred for
-                               * the repetition penalty, in addition to those in `history`; null: none */
+                               * chosen. Null: all tokens may be chosen */
+    const uint32_t *prompt;   /* [rows, (vocabulary + 31) / 32], with bits as in `allowed`: tokens that count as
+                               * occurred for the repetition penalty, in addition to the tokens in `history`. Null: no
+                               * additional tokens */
     int update_history;       /* 1: the op counts the chosen token in `history` */
     int top;                  /* the number of columns of top_token and top_log_prob: 0 to 128, and at most the
                                * vocabulary */
@@ -169,25 +173,25 @@ typedef struct te_sampling {
 /* ---- sequences of different lengths, in kernels ------------------------------------------------------------------ */
 
 /* Which rows belong to which sequence: sequence i has rows first[i] to first[i + 1] - 1, where first[0] is taken to be
- * 0. `first` lies in target memory, and the host does not check it. Therefore kernels clip each sequence if the values
- * do not ascend, if they exceed `rows`, or if they make a sequence longer than max_seqlen. The results are then
- * meaningless, but all accesses stay in bounds and every kernel ends. Rows after the last sequence may be left
- * unwritten. */
+ * 0. `first` lies in target memory, and the host does not check its values. Therefore kernels clip a sequence if the
+ * values of `first` do not ascend, if they exceed `rows`, or if they make the sequence longer than max_seqlen. The
+ * results are then meaningless, but all accesses stay in bounds and every kernel ends. Rows after the last sequence may
+ * be left unwritten. */
 typedef struct te_sequences {
-    const int32_t *first; /* [count + 1]: the first row of each sequence, i.e. the cu_seqlens of the batch; null: each
+    const int32_t *first; /* [count + 1]: the first row of each sequence, i.e. the cu_seqlens of the batch. Null: each
                            * sequence has max_seqlen rows */
     int count, max_seqlen, rows; /* count: the number of sequences; max_seqlen: the largest length allowed; rows: the
                                   * number of rows of all sequences together */
 } te_sequences;
 typedef struct te_sequence { int first, count; } te_sequence; /* first row, number of rows */
 
-/* Return the first row of sequence i, clipped to 0 .. rows. */
+/* Return the first row of sequence i, clipped to the range from 0 to `rows`. */
 TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     const int row = !i ? 0 : s->first ? s->first[i] : i * s->max_seqlen;
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
 /* Return the rows of sequence i from row `from` on. If the values of s->first are wrong, sequence i may begin before
- * `from`; its rows before `from` then count as rows of earlier sequences. */
+ * row `from`; its rows before `from` then count as rows of earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -201,8 +205,9 @@ TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_s
  * The tiles of sequence i have consecutive numbers, from (its first row) / size + i on. Some numbers, at most one for
  * each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
-/* Find, by binary search, the sequence to which tile number `tile` belongs or, if no tile has this number, the last
- * sequence whose tiles have lower numbers. With size 0 find the sequence of a row, whose index is `tile`. */
+/* Find, by binary search, the sequence to which tile number `tile` belongs. If no tile has this number, return the last
+ * sequence whose tiles have lower numbers. If `size` is 0, `tile` is the index of a row instead, and the function
+ * returns the sequence of this row. */
 TE_BOTH int te_sequence_of(const te_sequences *s, int tile, int size) {
     int low = 0, high = s->count; /* the loop keeps the index of the sequence in [low, high) */
     if (!s->first && size == 0) return tile / s->max_seqlen;
@@ -218,8 +223,8 @@ TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     if (!s->first) return row % s->max_seqlen;
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
 }
-/* Return the position of a row within its sequence. c: the part of the sequences that this rank has, of which `row` is
- * a row; s->first, if it is not null, counts the rows of all ranks of the context group. */
+/* Return the position of a row within its sequence. `c` says which part of the sequences this rank has; `row` is a row
+ * of this part. s->first, if it is not null, counts the rows of all ranks of the context group. */
 TE_BOTH int te_cp_sequence_position(const te_sequences *s, te_cp_shard c, int row) {
     if (!s->first) return te_cp_position(c, te_sequence_position(s, row), s->max_seqlen);
     return te_sequence_position(s, c.ranks > 1 ? te_cp_position(c, row, s->rows / c.ranks) : row);
@@ -230,17 +235,17 @@ TE_BOTH te_sequences te__sequences_of_batch(const te_batch *b) {
     s.max_seqlen = b->sequences ? (b->max_seqlen < s.rows ? b->max_seqlen : s.rows) : b->seq;
     return s;
 }
-/* Return how many tokens of a row's sequence are already in the cache: past[index of the sequence that `row` belongs
- * to], or 0 if `past` is null. */
+/* Return how many tokens of the sequence to which `row` belongs are already in the cache: past[index of this sequence],
+ * or 0 if `past` is null. */
 TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past) {
     const int count = past ? past[te_sequence_of(s, row, 0)] : 0;
     return count > 0 ? count : 0;
 }
 
-/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. It is made for a thread that
- * asks for tiles in ascending order (a lower tile restarts the search from sequence 0). Even if the values of
- * te_sequences.first are wrong, each tile is visited once: a sequence that begins before the end of the previous one is
- * taken to begin there. */
+/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread
+ * that asks for tiles in ascending order; a lower tile restarts the search from sequence 0. Each tile is visited once,
+ * even if the values of te_sequences.first are wrong: a sequence that begins before the end of the previous sequence is
+ * then taken to begin at this end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* index: the index of the current sequence; tile: the number of the first tile of the current
@@ -249,7 +254,8 @@ typedef struct te_sequence_cursor {
     int next_tile;   /* the number of the first tile of the next sequence */
 } te_sequence_cursor;
 
-/* Move the cursor to sequence i, without those of its rows that lie before row `from`. size: the rows of a tile. */
+/* Move the cursor to sequence i, leaving out the sequence's rows that lie before row `from`. `size` is the number of
+ * rows of a tile. */
 TE_BOTH void te__sequence_cursor_enter(te_sequence_cursor *w, const te_sequences *s, int i, int from, int size) {
     w->index = i, w->at = te_sequence_from(s, i, from), w->tile = w->at.first / size + i;
     w->next = te_sequence_first(s, i + 1);
@@ -261,7 +267,7 @@ TE_BOTH te_sequence_cursor te_sequence_cursor_begin(const te_sequences *s, int s
     te__sequence_cursor_enter(&w, s, 0, 0, size);
     return w;
 }
-/* Move the cursor to the sequence of tile number `tile`. size: the rows of a tile. */
+/* Move the cursor to the sequence of tile number `tile`. `size` is the number of rows of a tile. */
 TE_BOTH void te_sequence_cursor_seek(te_sequence_cursor *w, const te_sequences *s, int tile, int size) {
     if (tile < w->tile) te__sequence_cursor_enter(w, s, 0, 0, size);
     while (tile >= w->next_tile && w->index + 1 < s->count)

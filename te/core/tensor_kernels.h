@@ -82,8 +82,8 @@ TE_IF_USED TE_API te_status te_convert(void *y, te_dtype to, const void *x, te_d
     return count ? te_convert_kernel_launch(ctx, te__grid_of(te_ceil_div(count, TE_CONVERT_BLOCK), 1), &a) : TE_OK;
 }
 
-/* Do what te_convert does, for the values of a list. MIXED: 0 if all values of the list have the same format, else 1.
- * With 0 the function only copies, and so does not add the conversion kernel to the program. */
+/* Convert a value of a list as te_convert does. MIXED is 0 if all values of the list have the same number format, else
+ * 1. If MIXED is 0, the function only copies, so the program does not contain the conversion kernel. */
 #if TE_CUDA
 template <int MIXED>
 TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dtype from, int64_t count,
@@ -106,8 +106,8 @@ TE_API te_status te__convert_in_list(void *y, te_dtype to, const void *x, te_dty
 typedef struct te_normal_args {
     void *w;
     int64_t count;
-    int64_t first, cols, pitch; /* row r of w, with `cols` elements, begins at element first + r * pitch of the larger
-                                 * tensor of which w is a part */
+    int64_t first, cols, pitch; /* w is a part of a larger tensor: row r of w has `cols` elements, and begins at element
+                                 * first + r * pitch of the larger tensor */
     te_dtype dtype;
     float mean, std;
     uint64_t seed;
@@ -115,8 +115,8 @@ typedef struct te_normal_args {
 } te_normal_args;
 enum { TE_NORMAL_BLOCK = 1024, TE_NORMAL_LANES = TE_CUDA ? 256 : 1 };
 
-/* Return the index, in the larger tensor, of element i of w. The element's random number depends on this index only, so
- * shards of a tensor get the numbers of the whole tensor. */
+/* Return the index, in the larger tensor, of element i of w. The element's random number depends only on this index, so
+ * shards of a tensor get the same numbers as the whole tensor. */
 TE_FN int64_t te_normal_index(const te_normal_args *a, int64_t i) {
     return a->first + (a->pitch == a->cols ? i : i / a->cols * a->pitch + i % a->cols);
 }
@@ -128,10 +128,10 @@ TE_FN void te_normal_body(const te_normal_args *a, te_block b) {
     for (int64_t i = (int64_t)b.x * TE_NORMAL_BLOCK + 4 * g.id;
          i < te_min(a->count, ((int64_t)b.x + 1) * TE_NORMAL_BLOCK); i += 4 * g.count) {
         uint32_t u[4] = {0, 0, 0, 0};
-        int64_t block = -1; /* u has the random words of elements 4 * block to 4 * block + 3 of the larger tensor; -1: u
-                             * is not set yet */
+        int64_t block = -1; /* u holds the random words of elements 4 * block to 4 * block + 3 of the larger tensor; -1:
+                             * u is not set yet */
         TE_UNROLL_1 for (int k = 0; k < 4; k++) { /* not unrolled, because sine, cosine and the stores of all formats
-                                                   * are a lot of code */
+                                                   * take a lot of code */
             const int64_t e = te_normal_index(a, i + k);
             const int j = (int)(e % 4);
             if (e / 4 != block) te_philox(u, a->seed, (uint64_t)e / 4, a->stream, 0);
@@ -176,8 +176,8 @@ TE_IF_USED TE_API te_status te__fill_normal_part(void *w, te_dtype dtype, te__no
     a.first = part.first, a.cols = part.cols, a.pitch = part.pitch;
     return count ? te_normal_launch(ctx, te__grid_of(te_ceil_div(count, TE_NORMAL_BLOCK), 1), &a) : TE_OK;
 }
-/* Fill w[count], in target memory, with normally distributed numbers; with std 0 all of these numbers are equal to
- * `mean`. Calls with the same seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW,
+/* Fill w[count], in target memory, with normally distributed numbers. If `std` is 0, all numbers are equal to `mean`.
+ * Calls with the same seed and stream produce the same numbers. Errors: TE_ERROR_NULL, TE_ERROR_OVERFLOW,
  * TE_ERROR_DTYPE, TE_ERROR_ALIGNMENT, TE_ERROR_VALUE. */
 TE_IF_USED TE_API te_status te_fill_normal(void *w, te_dtype dtype, int64_t count, float mean, float std, uint64_t seed,
                                            uint32_t stream, te_context *ctx) {

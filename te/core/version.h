@@ -1,4 +1,4 @@
-/* version.h -- the library's version, and the only place where it is set: CMakeLists.txt reads it from here, and
+/* version.h -- the library's version. The version is set only here: CMakeLists.txt reads it from this file, and
  * tests/version.sh compares the version in MODULE.bazel with it.
  *
  * Do this:
@@ -14,7 +14,8 @@
 #define TE_VERSION_PATCH 0
 
 #define TE_VERSION_STRING TE__VERSION_STRING(TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH) /* "0.1.0" */
-/* Two macros are needed: the first expands its arguments to numbers, and only then the second turns them into text. */
+/* Two macros are needed: the first one expands its arguments to numbers, and the second one then turns these numbers
+ * into text. */
 #define TE__VERSION_STRING(major, minor, patch) TE__VERSION_TEXT(major, minor, patch)
 #define TE__VERSION_TEXT(major, minor, patch) #major "." #minor "." #patch
 

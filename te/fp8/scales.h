@@ -1,5 +1,5 @@
-/* scales.h -- the ways to scale a matrix in FP8 and the layouts of its scales; and the scales of all FP8 tensors of a
- * model, which one kernel updates.
+/* scales.h -- the ways to scale a matrix in FP8, and the layouts of the scales; and te_scales, the scales of all FP8
+ * tensors of a model, which one kernel updates.
  *
  * Do this:
  *     const size_t bytes = te_scales_bytes(count, 1024);
@@ -8,11 +8,11 @@
  *     ... casts of tensor i read s.scale[i] and update s.amax[i]; products read te_scales_inverse(&s, i) ...
  *     TE_TRY(te_scales_update(&s, 0, count, &rule, ctx));        // once a step, after its last pass
  *
- * Delayed scaling (Micikevicius et al. 2022): the scale is computed from the amax of earlier steps, so the kernel that
- * produces a tensor can cast it at once. scale = format_max / amax / 2^margin, where amax is either the largest or the
- * most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays as it is. An amax that is
- * infinite or NaN enters the history as 0; otherwise one bad step would affect the scale for as long as its entry is in
- * the history.
+ * Delayed scaling (Micikevicius et al. 2022): the scale is computed from the amax of earlier optimizer steps, so the
+ * kernel that produces a tensor can cast it at once. scale = format_max / amax / 2^margin, where amax is either the
+ * largest or the most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays unchanged. An
+ * amax that is infinite or NaN enters the history as 0; otherwise one bad step would affect the scale for as long as
+ * its entry is in the history.
  *
  * Current scaling: the history has length 1. The scale of a tensor is updated after a kernel has computed the tensor's
  * amax and before another kernel casts the tensor.
@@ -31,17 +31,18 @@
 
 /* ---- how a matrix is scaled -------------------------------------------------------------------------------------- */
 
-/* Below, cols of a matrix [rows, cols] is the dimension over which a GEMM sums (the GEMM's k). An FP8 matrix stores
- * each number multiplied by a scale. But its array of scales holds the inverses, 1 / scale, because GEMMs multiply by
- * these. The layouts are those that cuBLASLt documents for CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and
- * _BLK128x128_32F ("Scaling factors layouts").
+/* Below, `cols` of a matrix [rows, cols] is the dimension over which a GEMM sums (the GEMM's k). An FP8 matrix stores
+ * each number multiplied by a scale. But the array of scales holds the inverses, 1 / scale, because GEMMs multiply by
+ * the inverses. The layouts are those that cuBLASLt documents for CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+ * _VEC128_32F and _BLK128x128_32F ("Scaling factors layouts").
  *
  * Do this:
  *     float *inverse = ...;        // te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols) floats of target memory
  *     inverse[te_blockwise_1d_scale_at(rows, cols, row, col / TE_FP8_BLOCK)] = 1 / scale;
  */
 
-enum { TE_FP8_BLOCK = 128 /* the number of elements of a 1D block, and of rows and of columns of a 2D block */ };
+enum { TE_FP8_BLOCK = 128 /* the number of elements of a 1D block, and the number of rows and of columns of a 2D
+                           * block */ };
 
 typedef enum te_scaling {
     TE_SCALING_NONE,         /* the matrix is not in FP8 */
@@ -61,7 +62,7 @@ TE_API const char *te_scaling_name(te_scaling s) {
 
 /* Returns the number of blocks of TE_FP8_BLOCK into which n rows or columns are divided. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
-/* Returns the largest multiple of four that is at most `rows`. cuBLASLt reads 1D scales only for a multiple of four
+/* Return the largest multiple of four that is at most `rows`. cuBLASLt reads 1D scales only for a multiple of four
  * rows, so the scales of these rows form the array for cuBLASLt. The scales of the remaining 0 to 3 rows form a second
  * array behind the first one, for a second GEMM that computes these rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
@@ -106,8 +107,8 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 typedef struct te_scales {
     float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
     float *scale;      /* [count], the factor by which the tensor's numbers are multiplied before they are rounded;
-                          initially 1 */
-    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, which GEMMs multiply by */
+                        * initially 1 */
+    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale; GEMMs multiply by these numbers */
     float *format_max; /* [count], the largest number that the tensor's format represents */
     float *history;    /* [count, length], for each tensor a ring buffer of its amax in earlier steps; initially 0 */
     int32_t *at;       /* [count], the index in the ring buffer of the entry for the next amax */
@@ -116,13 +117,13 @@ typedef struct te_scales {
     size_t bytes;
 } te_scales;
 
-/* Which amax a scale is computed from: the largest one in the history, or the most recent one. */
+/* Which amax a scale is computed from: the largest amax in the history, or the most recent one. */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 
 typedef struct te_scale_rule {
     te_amax_algorithm amax;
     int margin;       /* the scale is divided by 2^margin, as headroom above amax */
-    float epsilon;    /* a smaller amax is replaced by epsilon */
+    float epsilon;    /* an amax below epsilon is replaced by epsilon */
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
@@ -135,16 +136,18 @@ TE_API te_scale_rule te__scale_rule_current(void) {
 enum {
     TE_SCALES_MAX_HISTORY = 1024,
     TE_SCALES_MAX_MARGIN = 64,
-    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* in floats: cuBLASLt needs each scale at a multiple of 16 bytes */
+    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* in floats, because cuBLASLt needs each scale at a multiple of 16
+                                              * bytes */
 };
 
-/* The address of 1 / scale of tensor i, for GEMMs. */
+/* Return the address of 1 / scale of tensor i, for GEMMs. */
 TE_API const float *te_scales_inverse(const te_scales *s, int i) {
     return s->inverse + (int64_t)i * TE_SCALES_INVERSE_STRIDE;
 }
 
 TE_API size_t te__scales_part(int64_t floats) { return (size_t)te_round_up(floats * 4, TE_ALIGN); }
-/* The bytes of target memory that the scales of `count` tensors with histories of this length take. */
+/* Return the bytes of target memory that the scales of `count` tensors take if each tensor has a history of this
+ * length. */
 TE_API size_t te_scales_bytes(int count, int length) {
     return 4 * te__scales_part(count) + te__scales_part((int64_t)count * TE_SCALES_INVERSE_STRIDE) +
            te__scales_part((int64_t)count * length);
@@ -152,12 +155,12 @@ TE_API size_t te_scales_bytes(int count, int length) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* The bounds of a scale. Within them both the scale and its inverse are normal numbers, not subnormal ones. */
+/* The bounds of a scale. Within these bounds both the scale and its inverse are normal numbers, not subnormal ones. */
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 
-/* The scale for an amax. At least one of amax and rule->epsilon must be above 0. format_max: the largest number of the
- * format. */
+/* Return the scale for an amax. At least one of `amax` and rule->epsilon must be above 0. format_max is the largest
+ * number of the format. */
 TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule *rule) {
     const float a = amax < rule->epsilon ? rule->epsilon : amax;
     float s = format_max / a * te_float_of_bits((uint32_t)(127 - rule->margin) << 23);
@@ -165,12 +168,12 @@ TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule
     return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
 }
 
-/* The scale for an amax that is passed as the bits of a float; 1 if the amax is 0, infinite or NaN. */
+/* Return the scale for an amax that is passed as the bits of a float. Returns 1 if the amax is 0, infinite or NaN. */
 TE_BOTH float te_scale_of_amax_bits(uint32_t amax, float format_max, const te_scale_rule *rule) {
     return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), format_max, rule) : 1.0f;
 }
 
-/* Save the scale that a tensor was cast with, for consumers of the tensor that run after the scale was updated:
+/* Save the scale that a tensor was cast with, because consumers of the tensor may run after the scale was updated:
  * saved[0] = 1 / scale, saved[1] = scale. */
 TE_BOTH void te_scale_save(float *saved, float scale) { saved[0] = 1.0f / scale, saved[1] = scale; }
 
@@ -182,8 +185,9 @@ typedef struct te_scales_args {
 enum { TE_SCALES_LANES = TE_CUDA ? 32 : 1, TE_SCALES_THREADS = TE_CUDA ? 256 : 1,
        TE_SCALES_GROUPS = TE_SCALES_THREADS / TE_SCALES_LANES };
 
-/* Updates the scale and the amax history of each tensor; a group of lanes works on one tensor. Memory traffic: with the
- * rule TE_AMAX_MAX four bytes for each entry of the history; with TE_AMAX_MOST_RECENT the history is not read. */
+/* Update the scale and the amax history of each tensor; a group of lanes (threads) works on one tensor. Memory traffic:
+ * with the rule TE_AMAX_MAX, four bytes for each entry of the history; with TE_AMAX_MOST_RECENT, the history is not
+ * read. */
 TE_FN void te_scales_update_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -208,9 +212,9 @@ typedef struct te_scales_reduce_args {
     const float *all; /* [ranks, count], the amax of each tensor on each rank */
     int first, count, ranks;
 } te_scales_reduce_args;
-/* Sets amax to its maximum over ranks. If amax is infinite or NaN on any rank, the result is infinite on all, so that
- * the next update leaves the scale unchanged on all ranks. Memory traffic: four bytes are read for each rank and
- * tensor. */
+/* Set the amax of each tensor to its maximum over the ranks. If the amax is infinite or NaN on any rank, the result is
+ * infinite on all ranks, so that the next update leaves the scale unchanged on all ranks. Memory traffic: four bytes
+ * are read for each rank and tensor. */
 TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -226,8 +230,8 @@ TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     if (g.id == 0) a->s.amax[a->first + j] = largest;
 }
 TE_KERNEL_IF_USED(te__scales_reduce, TE_SCALES_THREADS, 1, te_scales_reduce_args, te_scales_reduce_body(te_args, te_at))
-/* Sets the amax of each tensor to the maximum of its current value and all entries of the history, and sets these
- * entries to 0. Memory traffic: four bytes are read and four bytes written for each entry of the history. */
+/* Set the amax of each tensor to the maximum of its current value and all entries of the history, and set these entries
+ * to 0. Memory traffic: four bytes are read and four bytes written for each entry of the history. */
 TE_FN void te_scales_amax_from_history_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -247,8 +251,8 @@ TE_KERNEL_IF_USED(te__scales_amax_from_history, TE_SCALES_THREADS, 1, te_scales_
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Set the pointers of *s to the parts of `memory`, which holds a state that te_scales_init has initialised or that was
- * loaded from a checkpoint. */
+/* Set the pointers of *s to the parts of `memory`. The memory must hold a state that te_scales_init has initialised or
+ * that was loaded from a checkpoint. */
 TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int count, int length, te_context *ctx) {
     TE_REQUIRE(s && memory, ctx, TE_ERROR_NULL, "te_scales_bind: a pointer is null");
     TE_REQUIRE(count >= 0 && length >= 1 && length <= TE_SCALES_MAX_HISTORY, ctx, TE_ERROR_SHAPE,
@@ -266,9 +270,9 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
-/* Returns whether `state`, a copy of the memory of s in host memory, is a state that te_scales_update can have left:
- * its indices are within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. A
- * checkpoint of unknown origin may contain anything. */
+/* Return whether `state`, a copy of the memory of s in host memory, is a state that te_scales_update can have produced:
+ * its indices are within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. The
+ * check is needed because a checkpoint of unknown origin may contain anything. */
 TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
     te_scales copy;
     if (te_scales_bind(&copy, (void *)(uintptr_t)state, s->bytes, s->count, s->length, 0) != TE_OK) return 0;
@@ -285,8 +289,8 @@ TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
     }
     return 1;
 }
-/* Call te_scales_bind and initialise the state: all scales are 1, and the histories are empty. formats: [count], host
- * memory, each e4m3 or e5m2. Waits for the stream. */
+/* Call te_scales_bind and initialise the state: all scales become 1, and the histories become empty. formats: [count],
+ * host memory, each e4m3 or e5m2. Waits for the stream. */
 TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const te_dtype *formats, int count,
                                 int length, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_scales_init"));
@@ -309,19 +313,19 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     return status;
 }
 /* Change the FP8 formats of the tensors. formats: the new formats, [count], host memory. Each scale is multiplied by
- * the ratio of the largest number of the new format to that of the old one. Waits for the stream. Errors:
- * TE_ERROR_FORMAT if the old formats, which are read from the state, are not FP8 formats; the state is then
- * unchanged. */
+ * the ratio of the largest number of the new format to the largest number of the old format. Waits for the stream.
+ * Returns TE_ERROR_FORMAT, and leaves the state unchanged, if the old formats, which are read from the state, are not
+ * FP8 formats. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
-    /* a copy of all arrays in front of the history: amax, scale, format_max, at and inverse */
+    /* a copy of the arrays amax, scale, format_max, at and inverse, which lie in front of the history */
     float *all = (float *)malloc(bytes + 1);
     TE_REQUIRE(all, ctx, TE_ERROR_MEMORY, "te__scales_reformat: cannot allocate %zu bytes", bytes);
     int known = 1;
     te_status status = te_copy(ctx, all, s->memory, bytes);
     if (status == TE_OK) status = te_synchronize(ctx);
     for (size_t i = 0; status == TE_OK && known && i < (size_t)s->count; i++) {
-        /* the formats' maxima, 448 and 57344, differ by a power of two, so the new scale is exact */
+        /* the largest numbers of the two formats, 448 and 57344, have the ratio 2^7, so the new scale is exact */
         const float max = te_fp8_max(formats[i]), old = all[2 * part + i], ratio = max / old;
         known = old == TE_E4M3_MAX || old == TE_E5M2_MAX;
         all[2 * part + i] = max, all[part + i] *= ratio;
@@ -344,8 +348,8 @@ TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who
                "%s: a rule with an epsilon of %g", who, (double)rule->epsilon);
     return TE_OK;
 }
-/* Update tensors [first, first + count) in one launch: for each, store amax in the history, compute the scale, and
- * reset amax to 0. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_VALUE (the rule). */
+/* Update tensors [first, first + count) in one launch: for each tensor, store amax in the history, compute the scale,
+ * and reset amax to 0. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_VALUE (the rule is not valid). */
 TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
                                              te_context *ctx) {
     te_scales_args a;
@@ -360,7 +364,7 @@ TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int 
 }
 
 /* Set the amax of each of the tensors [first, first + count) to its maximum over the ranks of the group, with one
- * collective for all of them. gathered: a buffer [size of the group, count] in target memory. */
+ * collective for all tensors. gathered: a buffer [size of the group, count] in target memory. */
 TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered, int first, int count,
                                              const te_group *g, te_context *ctx) {
     te_scales_reduce_args a;
@@ -375,8 +379,9 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
 /* For each of the tensors [first, first + count), set amax to the maximum of its current value and all entries of the
- * history, and set these entries to 0. Used in the first step of fp8_delayed, which scales by the current amax: its
- * updates have moved each amax to the history, but te_scales_reduce exchanges only amax between the ranks. */
+ * history, and set these entries to 0. fp8_delayed calls this function in its first step, in which scales are computed
+ * from the current amax. The updates of this step have moved each amax to the history, but te_scales_reduce exchanges
+ * only `amax` between the ranks, so the values must be moved back. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

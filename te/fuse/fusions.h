@@ -2,17 +2,17 @@
  *
  * A pattern names families of ops, not kinds: every activation is an `act`, every gated activation a `gated`, every
  * norm a `norm`; the other families are in te/ops. The families of a pattern are in the order in which the pass runs
- * the ops: a backward pattern begins with the op that is last in the list.
+ * the ops, so a backward pattern begins with the op that is last in the list.
  *
  * Do this, before TE_SEQUENTIAL:
  *     #define TE_FORWARD_linear_act_add TE_FUSED // adds a pattern
  *     #undef TE_BACKWARD_linear_gated            // removes one
  *
  * A new pattern needs no further code if it has one of the following forms, because its kernel is then generated from
- * its ops. ([..] marks a part that may be left out.) In forward: `[linear] maps [norm] maps`. In backward: `[linear]
- * [norm] maps`, `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two
- * patterns save memory at the cost of time, and are therefore not in the list: in forward linear_cross_entropy, in
- * backward cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
+ * its ops. (A part in brackets may be left out.) In forward: `[linear] maps [norm] maps`. In backward: `[linear] [norm]
+ * maps`, `linear fork` and `attention bias`. The pattern of head_norm with rope has a custom kernel. Two patterns save
+ * memory at the cost of time, and are therefore not in the list: in forward linear_cross_entropy, in backward
+ * cross_entropy_linear (te/linear/impl/linear_cross_entropy.h).
  *
  * The X-lists at the end of this file repeat all patterns. With these lists, tests and benchmarks try each pattern on
  * every kind of op that it matches.

@@ -13,8 +13,8 @@
  * those for training: there is no type name_saved; a call of name_forward, name_backward, name_saved_bytes or
  * name_grad_bytes does not compile; and name_forward_steps and name_backward_steps are 0.
  *
- * TE_DECLARE_INFERENCE makes the declarations and TE_DEFINE_INFERENCE the functions, like TE_DECLARE and TE_DEFINE. The
- * macros with _DIMS in their names take lists with widths that are known only at run time.
+ * TE_DECLARE_INFERENCE makes the declarations, and TE_DEFINE_INFERENCE makes the functions, as TE_DECLARE and TE_DEFINE
+ * do for TE_SEQUENTIAL. The macros with _DIMS in their names take lists with widths that are known only at run time.
  */
 #ifndef TE_INFERENCE_H
 #define TE_INFERENCE_H
@@ -25,16 +25,16 @@
 #include "sequential.h" /* TE__CHECKED, TE__DECLARE1, TE__DEFINE1 */
 
 #define TE_INFERENCE(name, dtype, ...) TE_INFERENCE_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
-/* Do what TE_INFERENCE does, with a custom fusion list. fwd: the prefix of the names of this list's patterns, in place
- * of TE_FORWARD_. */
+/* Make the inference pass of a list as TE_INFERENCE does, with a custom fusion list. `fwd` is the prefix of the names
+ * of this list's patterns, in place of TE_FORWARD_. */
 #define TE_INFERENCE_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DECLARE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DECLARE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
 #define TE_DEFINE_INFERENCE(name, dtype, ...) \
     TE__CHECKED(TE__DEFINE_INFERENCE, TE_EXTERN_C, TE_FORWARD_, TE_UNFUSED_, name, dtype, __VA_ARGS__)
-/* TE_INFERENCE, TE_INFERENCE_WITH, TE_DECLARE_INFERENCE and TE_DEFINE_INFERENCE for lists that have symbols (dims.h) as
- * widths, because these widths are known only at run time. */
+/* TE_INFERENCE, TE_INFERENCE_WITH, TE_DECLARE_INFERENCE and TE_DEFINE_INFERENCE for lists whose widths are known only
+ * at run time. Such lists have symbols (dims.h) as widths. */
 #define TE_INFERENCE_DIMS(name, dtype, ...) TE_INFERENCE_DIMS_WITH(TE_FORWARD_, name, dtype, __VA_ARGS__)
 #define TE_INFERENCE_DIMS_WITH(fwd, name, dtype, ...) \
     TE__CHECKED(TE__INFERENCE_DIMS, static TE_UNUSED, fwd, TE_UNFUSED_, name, dtype, __VA_ARGS__)
@@ -50,9 +50,9 @@
 #define TE__DEFINE_INFERENCE(...)       TE__DEFINE1(fixed, inference, __VA_ARGS__)
 #define TE__DEFINE_INFERENCE_DIMS(...)  TE__DEFINE1(dims, inference, __VA_ARGS__)
 
-/* The macros that TE__DEFINE1 expands for a list for inference only: the forward and backward passes have no steps,
- * every inference step has kernels of its own (there are no kernels of forward that it could use), and there is no code
- * for training. */
+/* The macros that TE__DEFINE1 expands for a list for inference only. The forward and backward passes have no steps, and
+ * there is no code for training. Every inference step has kernels of its own, because there are no kernels of forward
+ * that it could use. */
 #define TE__STEPS_OF_inference TE_NOTHING
 #define TE__INFERENCE_OF_inference(fwd, ctx, shared, list, ...) TE_PLAN(fwd, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0
@@ -68,8 +68,8 @@
     TE__NOT_IN_INFERENCE(name, te_status, name##_backward)                                                             \
     TE__NOT_IN_INFERENCE(name, size_t, name##_saved_bytes)                                                             \
     TE__NOT_IN_INFERENCE(name, size_t, name##_grad_bytes)
-/* Declares a training function of an inference-only list as unavailable: a call of the function does not compile, and
- * the compiler prints the message in this macro. */
+/* Declare a training function of an inference-only list as unavailable: a call of this function does not compile, and
+ * the compiler prints the text in the macro. */
 #define TE__NOT_IN_INFERENCE(name, type, function) \
     TE_EXTERN_C type function(TE__ANYTHING) TE_UNAVAILABLE("te: " #name " is a list for inference alone");
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 /* print.h -- prints a plan as a table: for each step its ops, its kernels, and the bytes per row that it reads and
  * writes.
  *
- * The table cannot disagree with what runs: the function that runs a step also reports the step's kernel
- * (te_run.describe), and the table finds the format of the step's result by the same rule by which the executor stores
- * it.
+ * The table always agrees with the kernels that run: the function that runs a step also reports the step's kernel
+ * (te_run.describe), and one rule determines both the format in the table and the format in which the executor stores
+ * the result.
  *
  * Do this:
  *     te_plan_print(stdout, block_plan());     // or block_print_plan(stdout)
@@ -19,20 +19,22 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* The bytes of an op's input and output for each token: of a row, or of the top_k rows that a router makes of it. */
+/* Return the bytes of an op's input or output for each token. These are the bytes of one row or, behind a router, of
+ * the top_k rows that the router makes of one token. `size` is the size of an element. */
 TE_API long te__in_bytes(const te_op *op, long size) { return op->in * size * te__rows_per_token(op->in_rows); }
 TE_API long te__out_bytes(const te_op *op, long size) { return op->out * size * te__rows_per_token(op->out_rows); }
-/* Return the te_run of a dry run with one row and with recipes on; the functions below take it as an argument. none:
- * memory for TE_MAX_PARAMS parameters, which is set to zeros and stands for the parameters of every op. */
+/* Return the te_run of a dry run with one row and with recipes on; the functions below take it as an argument. `none`
+ * points to memory for TE_MAX_PARAMS parameters; the function sets it to zeros, and uses it as the parameters of every
+ * op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Return whether a backward step changes the gradient after it was last in memory: after the step's input or, if the
- * step has an add, after the gradient that the add stores for its fork. If not, the result is in memory already, and
- * the step stores nothing in FP8. */
+/* Return whether the step's result in backward differs from the gradient that was last in memory. This is the step's
+ * input or, if the step has an add, the gradient that the add stores for its fork. If the result does not differ, it is
+ * in memory already, and the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -42,7 +44,7 @@ TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     return changed;
 }
 /* Return in how many layouts a step's pointwise kernel stores its result in FP8 with scales that the kernel itself
- * computes (one scale per row or per 1 x 128 tile). 0: none; 1: row-major; 2: row-major and transposed. */
+ * computes (one scale per row or per 1 x 128 tile). 0: in none; 1: row-major; 2: row-major and transposed. */
 TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     const te_op *first = &r->plan->op[s->op[0]], *end = &r->plan->op[s->op[s->count - 1]];
     const int last = s->op[s->count - 1], back = r->pass == TE_BACKWARD;
@@ -97,17 +99,17 @@ TE_API int te__step_sums(const te_plan *p, const te_step *s) {
     for (int j = 0; j < s->count; j++) sums |= p->op[s->op[j]].flags & TE_SUMS;
     return sums;
 }
-/* Return the bytes per row that op number j of a forward or inference step adds to those of the step's input and
- * output: the op's statistics; the value of the fork that the op uses; and the op's output, if forward saves it and the
- * op is not the last one of the step. */
+/* Return the bytes per row that op number j of a forward or inference step reads and writes in addition to the step's
+ * input and output. These are the op's statistics; the value of the fork that the op uses; and, if forward saves the
+ * op's output and the op is not the last one of the step, this output. */
 TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : te__rows_per_token(op->out_rows) * op->stats * (long)sizeof(float);
-    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, except if the fork is the last op of
-                                                * the step before: the value is then the step's input */
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, unless the fork is the last op of the
+                                                * step before, because the value is then the step's input */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += te__in_bytes(op, size);
     }
@@ -115,9 +117,9 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     else if (j + 1 < s->count && te__saves_output(r, i) && !(op->flags & TE_IS_FORK)) n += te__out_bytes(op, size);
     return n;
 }
-/* Return the bytes per row that op number j of a backward step reads and writes beside the step's input and output: the
- * op's statistics, the input that forward saved for the op, and the values and gradients of forks. leaves_gradient: the
- * result of te__step_leaves_gradient for this step. */
+/* Return the bytes per row that op number j of a backward step reads and writes in addition to the step's input and
+ * output. These are the op's statistics, the input that forward saved for the op, and the values and gradients of
+ * forks. leaves_gradient is the result of te__step_leaves_gradient for this step. */
 TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int leaves_gradient) {
     const te_plan *p = r->plan;
     const int i = s->op[j];
@@ -127,11 +129,11 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += te__in_bytes(op, size);
     /* The backward of a fork reads the gradient of the fork's value, summed over its uses. The backward of an (input,
-     * ..) does not: the ops that use the input have already stored this gradient for the caller. */
+     * ..) does not read it, because the ops that use the input have already stored this gradient for the caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += te__out_bytes(op, size);
-    /* Whether an op later in the list has already stored its contribution to the fork's gradient. If so, this step
-     * reads the stored sum, adds its own contribution and writes the sum again. */
+    /* 1: an op later in the list has already stored its contribution to the fork's gradient, so this step reads the
+     * stored sum, adds its own contribution, and writes the sum */
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * te__out_bytes(op, size);
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += te__out_bytes(op, size);
@@ -152,7 +154,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? te__out_bytes(first, size) + te__in_bytes(last, size)
                    : te__in_bytes(first, size) + te__out_bytes(last, size));
-    /* An embedding. In backward: dy is read (size), and the f32 gradient of the table is read and written (8). */
+    /* An embedding in backward reads dy (`size` bytes), and reads and writes the f32 gradient of the table (8
+     * bytes). */
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
     if (leaves_gradient) n = te__step_sums(p, s) ? te__out_bytes(first, size) : 0;
     for (int j = 0; j < s->count; j++)
@@ -162,8 +165,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* Return the text that says how a step's FP8 operands are scaled; it is printed behind the step's kernels. The text is
- * empty for one scale per tensor, where the column "dtype" says "fp8" and nothing is to be added. */
+/* Return the text that says how a step's FP8 operands are scaled, which is printed behind the step's kernels. For one
+ * scale per tensor the text is empty, because the column "dtype" already says "fp8". */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (first->recipe == TE_RECIPE_mxfp8) return ", emulates mxfp8";
@@ -174,8 +177,8 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
-/* Return the text that says how a step's FP8 result is scaled; empty if the step stores no FP8 result with scales of
- * its own. */
+/* Return the text that says how a step's FP8 result is scaled. The text is empty if the step computes no scales of its
+ * result. */
 TE_API const char *te__step_result(te_run *r, const te_step *s) {
     const int next = s->op[s->count - 1] + 1;
     switch (te__step_fp8_layouts(r, s)) {
@@ -185,7 +188,7 @@ TE_API const char *te__step_result(te_run *r, const te_step *s) {
     default: return "; stores e4m3 by 1x128 and 128x1";
     }
 }
-/* Return whether step s is a fused collective pattern with a norm. Such a step has a kernel that reads and writes the
+/* Return whether step s is a fused pattern of a collective and a norm. The kernel of such a step reads and writes the
  * memory of the other ranks directly (te/comm/impl/fused_collective_norm.h). */
 TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     const te_op *first = &p->op[s->op[0]];
@@ -195,7 +198,7 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
 /* Print the names of the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other
- * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks; it does so only if the library's
+ * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks. It does so only if the library's
  * own kernel runs it, not cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
@@ -207,13 +210,13 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         p->op[s[1].op[0]].in_rows == p->op[s[1].op[0]].out_rows)
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
-/* Print the line of an exchange between the ranks of a context group. width: that of the rows that are sent; bytes: the
- * size of a row, sent once. */
+/* Print the line of an exchange between the ranks of a context group. `width` is the width of the rows that are sent,
+ * and `bytes` is the size of a row, which is sent once. */
 TE_API void te__print_exchange(FILE *f, const te_plan *p, const char *what, int width, size_t bytes, const char *how) {
     fprintf(f, "   c  %-42s %6d -> %-6d %-5s %8zu  %s\n", what, width, width, te_dtype_name(p->dtype), bytes, how);
 }
-/* Print what an attention of step s exchanges with the other ranks of a context group if batch.context is 1: before its
- * kernels and while they run (is_after 0), or after them (1). */
+/* Print what the attention of step s exchanges with the other ranks of a context group if batch.context is 1. With
+ * is_after 0, print the exchanges before and during the step's kernels; with is_after 1, those after the kernels. */
 TE_API void te__print_context(FILE *f, const te_plan *p, const te_step *s, te_pass pass, int is_after) {
     const size_t size = te_dtype_bytes(p->dtype);
     const int back = pass == TE_BACKWARD;
@@ -240,7 +243,7 @@ TE_API void te__print_context(FILE *f, const te_plan *p, const te_step *s, te_pa
                                is_ring ? "ring: in f32, while attention runs" : "gather: to the ranks of the rows");
     }
 }
-/* Return whether the option context of an attention adds lines to the table. */
+/* Return whether the plan has an attention with the option `context`, which adds lines to the table. */
 TE_API int te__has_context(const te_plan *p) {
     for (int i = 0; i < p->op_count; i++)
         if (p->op[i].context != TE_CP_none) return 1;
@@ -264,8 +267,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     te__print_context(f, p, s, pass, 1);
     return bytes;
 }
-/* Print the forward steps that backward runs again before step s: those of each recompute region whose last op is in s.
- * Returns the bytes per row that these forward steps read and write. */
+/* Print the forward steps that backward runs a second time before step s: the steps of each recompute region whose last
+ * op is in s. Returns the bytes per row that these forward steps read and write. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);

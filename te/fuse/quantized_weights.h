@@ -1,18 +1,18 @@
-/* quantized_weights.h -- lists for inference whose weights are in few bits: the option (weights, ..), and
- * te_use_quantized, which makes such a weight the values of a parameter.
+/* quantized_weights.h -- lists for inference whose weights are stored in few bits: the option (weights, ..), and
+ * te_use_quantized, which sets such a weight as the values of a parameter.
  *
  * Do this:
  *     TE_INFERENCE(block, (bf16, (weights, quantized)), (linear, up, 4096, 14336), (silu, act), ...)
  *     TE_TRY(te_use_quantized(&m.up.weight, &weight, &ctx));
  *
- * In a list with (weights, quantized) each weight of a linear, an embedding or, on the CPU, an expert_linear may have
- * another format, which is known when the program runs. With the name of a format in its place, such as (weights,
- * int4_128), they have this one. An op may have the option, too: (linear, up, 4096, 14336, (weights, q8_0)), or
- * (weights, none) for the list's dtype.
+ * With (weights, quantized), each weight of a linear, an embedding or, on the CPU, an expert_linear may have a format
+ * of its own, which is known only at run time. With the name of a format instead of `quantized`, such as (weights,
+ * int4_128), all these weights have this format. A single op may also have the option: (linear, up, 4096, 14336,
+ * (weights, q8_0)), or (weights, none) for the list's dtype.
  *
- * te/quant/block_formats.h has the formats. On CUDA, te_repack_weight (te/quant/repacked_blocks.h) first copies a
- * weight to device memory, in another order. te/io/gguf_weights.h does all of this for a GGUF file. te/infer.h
- * includes this header; te/te.h does not, because only lists for inference can have the option.
+ * te/quant/block_formats.h has the formats. On CUDA, te_repack_weight (te/quant/repacked_blocks.h) must first copy a
+ * weight to device memory, in another order of the bytes. te/io/gguf_weights.h does all of this for a GGUF file.
+ * te/infer.h includes this header; te/te.h does not, because only lists for inference can have the option.
  */
 #ifndef TE_QUANTIZED_WEIGHTS_H
 #define TE_QUANTIZED_WEIGHTS_H
@@ -28,8 +28,8 @@
 #undef TE__QUANTIZED_OPS_OF
 #undef TE__HAS_QUANTIZED_OPS
 #define TE__HAS_QUANTIZED_OPS 1
-/* The functions of a list whose weights are in few bits (takes: 1). On CUDA each dtype has its own, so that a program
- * has only the kernels of its lists. */
+/* The functions for quantized weights of a list that has such weights (`takes` is 1). On CUDA each dtype has its own
+ * functions, so that a program contains only the kernels for its lists. */
 #if TE_CUDA
 template <te_dtype T>
 static const te_quantized_ops te__quantized_ops = {te__quantized_scratch, te__quantized_run<T>,
@@ -50,7 +50,8 @@ static const te_quantized_ops te__quantized_ops TE_UNUSED = {te__quantized_scrat
 #endif
 
 #if TE_CUDA
-/* Check that part number i of p's weight was repacked: its data begin with the header that te_repack_weight writes. */
+/* Check that part number i of p's weight was repacked, i.e. that its data begin with the header that te_repack_weight
+ * writes. */
 TE_API te_status te__check_repacked(const te_weight_part *part, int i, const te_param *p, te_context *ctx) {
     const te__repacked_header expected = te__repacked_header_of(part, p->cols);
     te__repacked_header header;
@@ -103,17 +104,17 @@ TE_API te_status te__check_quantized(const te_quantized_weight *w, const te_para
                p->op, p->field, (long long)rows, (long long)p->rows);
     return TE_OK;
 }
-/* Use w, a quantized weight, as the values of p: the weight of a linear, an embedding or, on the CPU, an expert_linear,
- * in a list for inference whose option (weights, ..) allows its formats. w, its parts and their data are not copied,
- * and must stay where they are as long as the model is used. The rows of an expert lie in at most 16 parts. On CUDA,
- * the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and the call waits for the stream. If
- * another parameter is tied to p, call te_tie after this. On the host, GEMMs with a
+/* Use w, a quantized weight, as the values of p. p must be the weight of a linear, an embedding or, on the CPU, an
+ * expert_linear, in a list for inference whose option (weights, ..) allows the formats of w. w, its parts and their
+ * data are not copied, and must stay where they are as long as the model is used. The rows of an expert lie in at most
+ * 16 parts. On CUDA, the parts must have been made by te_repack_weight (quant/repacked_blocks.h), and the call waits
+ * for the stream. If another parameter is tied to p, call te_tie after this function. On the host, GEMMs with a
  * quantized weight round their activations to 8 bits (docs/inference.md). After an error p is unchanged. Errors:
- * TE_ERROR_STATE: the list lacks the option, or the op has (weights, none), p is not such a weight, or p is tied;
- * TE_ERROR_SHAPE: the parts together have other rows than p, or p's columns are no multiple of a format's block;
- * TE_ERROR_VALUE: an unknown format, or another one than the option's, on CUDA also f32, f16, bf16 and parts that were
- * not repacked, or p is sharded over ranks; TE_ERROR_NULL: a part has no data; TE_ERROR_DEVICE: on CUDA a part lies in
- * host memory. */
+ * TE_ERROR_STATE: the list lacks the option, the op has (weights, none), p is not a weight of these ops, or p is tied;
+ * TE_ERROR_SHAPE: the parts together have more or fewer rows than p, or p's columns are no multiple of a format's
+ * block; TE_ERROR_VALUE: a format is unknown or is not the option's, p is sharded over ranks, or, on CUDA, a part is in
+ * f32, f16 or bf16 or was not repacked; TE_ERROR_NULL: a part has no data; TE_ERROR_DEVICE: on CUDA a part lies in host
+ * memory. */
 TE_API te_status te_use_quantized(te_param *p, const te_quantized_weight *w, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_use_quantized"));
     TE_REQUIRE(p && w && p->op, ctx, TE_ERROR_NULL, "te_use_quantized: the weight is null, or the parameter not bound");

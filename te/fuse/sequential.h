@@ -39,17 +39,17 @@
 #include "impl/list_checks.h" /* TE_RECOMPUTE_CHECKS, TE_RECOMPUTE_TABLE */
 
 #define TE_SEQUENTIAL(name, dtype, ...) TE_SEQUENTIAL_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, __VA_ARGS__)
-/* TE_SEQUENTIAL with custom fusion lists. fwd, bwd: the prefixes of the names of the patterns for forward and of those
- * for backward. The library defines no pattern with the prefix TE_UNFUSED_, so with this prefix each op becomes a step
- * of its own. */
+/* Make a model as TE_SEQUENTIAL does, with custom fusion lists. `fwd` and `bwd` are the prefixes of the names of the
+ * forward patterns and of the backward patterns. The library defines no pattern with the prefix TE_UNFUSED_, so with
+ * this prefix each op becomes a step of its own. */
 #define TE_SEQUENTIAL_WITH(fwd, bwd, name, dtype, ...)                                               \
     TE__CHECKED(TE__DECLARE_AND_DEFINE, static TE_UNUSED, fwd, bwd, name, dtype, __VA_ARGS__)
 #define TE_DECLARE(name, dtype, ...) TE__CHECKED(TE__DECLARE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_DEFINE(name, dtype, ...)  TE__CHECKED(TE__DEFINE, TE_EXTERN_C, TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
-/* TE_SEQUENTIAL, TE_SEQUENTIAL_WITH, TE_DECLARE and TE_DEFINE for lists that have symbols (dims.h) as widths, because
- * these widths are known only at run time. */
+/* TE_SEQUENTIAL, TE_SEQUENTIAL_WITH, TE_DECLARE and TE_DEFINE for lists whose widths are known only at run time. Such
+ * lists have symbols (dims.h) as widths. */
 #define TE_SEQUENTIAL_DIMS(name, dtype, ...) TE_SEQUENTIAL_DIMS_WITH(TE_FORWARD_, TE_BACKWARD_, name, dtype, \
     __VA_ARGS__)
 #define TE_SEQUENTIAL_DIMS_WITH(fwd, bwd, name, dtype, ...)                                          \
@@ -62,8 +62,8 @@
 /* ---- mistakes in the list ---------------------------------------------------------------------------------------- */
 
 /* The preprocessor itself can find some mistakes: a list that is too long, an unknown dtype or op, an argument that is
- * no tuple, a comma that is missing. Such mistakes are reported first, and the list is then not expanded further, so
- * that no other errors follow. Parameters of these macros:
+ * no tuple, a comma that is missing. These mistakes are reported first, and a list with such a mistake is not expanded
+ * further, so that no other errors follow. Parameters of these macros:
  *     make         the macro that is expanded if the list has no such mistake, e.g. TE__DECLARE
  *     link         storage class and attributes of the functions of the model
  *     fwd, bwd     prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
@@ -139,8 +139,8 @@
 
 /* ---- definitions ------------------------------------------------------------------------------------------------- */
 
-/* Each macro expands to the declarations or the definitions of a model, or to both. widths: `fixed`, or `dims` if
- * widths are known only at run time; passes: `training` or `inference` (declare.h); of: the list's dtype and
+/* Each of these macros expands to the declarations of a model, to its definitions, or to both. widths: `fixed`, or
+ * `dims` if widths are known only at run time; passes: `training` or `inference` (declare.h); of: the list's dtype and
  * options. */
 #define TE__DECLARE_AND_DEFINE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__) \
     TE__DEFINE1(fixed, training, __VA_ARGS__)
@@ -169,7 +169,8 @@
     TE__DEFINE_CALLS(widths, link, name)                                                                              \
     TE__DEFINE_##passes(widths, link, name)
 /* Expands to `yes` if the list whose options are `of` names a recipe whose kernels handle FP8, else to `no`. Under
- * mxfp8 and nvfp4 all kernels but the casts are those of a list without a recipe. */
+ * mxfp8 and nvfp4, only the cast kernels differ from those of a list without a recipe, so these recipes count as
+ * `no`. */
 #define TE__IF_FP8_KERNELS(of, yes, no) \
     TE_IF_MARKED(TE_JOIN1(TE__FP8_KERNELS_MARK_, TE_OPTION(of, recipe, none_named)), yes, no)
 #define TE__FP8_KERNELS_MARK_none ,
@@ -177,11 +178,11 @@
 #define TE__FP8_KERNELS_MARK_fp8_delayed ,
 #define TE__FP8_KERNELS_MARK_fp8_block ,
 #define TE__FP8_KERNELS_MARK_fp8_row ,
-/* The variants of the pointwise kernels that are compiled for a list with an FP8 recipe: fixed_fp8, or fixed_training,
- * which adds tile kernels: they quantize and transpose (te/pointwise/impl/pointwise_quantize_transpose.h). Forward
- * steps need these tile kernels unless the recipe is fp8_row, because backward may run a forward step again to
- * recompute an FP8 operand. Backward steps need them under fp8_block, where the kernel computes the scales itself, and
- * under fp8_delayed, where the scale is known before the kernel runs. */
+/* The variants of the pointwise kernels that are compiled for a list with an FP8 recipe: fixed_fp8 or fixed_training.
+ * fixed_training adds tile kernels, which quantize and transpose (te/pointwise/impl/pointwise_quantize_transpose.h).
+ * Forward steps need tile kernels unless the recipe is fp8_row, because backward may run a forward step a second time
+ * to recompute an FP8 operand. Backward steps need tile kernels under fp8_block, where the kernel computes the scales
+ * itself, and under fp8_delayed, where the scale is known before the kernel runs. */
 #define TE__TRAINED_fixed(of) \
     TE_IF_MARKED(TE_JOIN1(TE__ROWWISE_MARK_, TE_OPTION(of, recipe, none)), fixed_fp8, fixed_training)
 #define TE__TRAINED_BACK_fixed(of) \
@@ -191,9 +192,9 @@
 #define TE__ROWWISE_MARK_fp8_row ,
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
-/* <list>_facts_at(i) returns two facts about op i in one int: the op's recipe (a te_recipe) in the low bits, and in
- * higher bits those of its flags that are in TE_PASSES_THROUGH. Constant expressions use it to find the recipe of the
- * op that consumes a step's result. */
+/* <list>_facts_at(i) returns two facts about op i in one int: the low bits are the op's recipe (a te_recipe), and the
+ * higher bits are those of its flags that are in TE_PASSES_THROUGH. Constant expressions use this function to find the
+ * recipe of the op that consumes a step's result. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
@@ -291,8 +292,8 @@
     link void name##_print_plan(FILE *file TE__BEHIND_##widths(name))                                                  \
         { te_plan_print(file, TE__PLAN_OF_##widths(name)); }
 
-/* For the last op of the list, expands to the width of the op's output, followed by +; for each other op, to nothing.
- * The sum over all ops is therefore that width. */
+/* For the last op of the list, the macro expands to the width of the op's output, followed by +; for every other op it
+ * expands to nothing. The sum over all ops is therefore the width of the last op's output. */
 #define TE__LAST_WIDTH(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_WIDTH_OUT(model, op) +)
 #define TE__LAST_WIDTH_A(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_B
 #define TE__LAST_WIDTH_B(...) TE__LAST_WIDTH(__VA_ARGS__) TE__LAST_WIDTH_A
@@ -341,7 +342,8 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
-/* The name and the definition of the constant to which te_op.options points: the options of one op of a model. */
+/* TE__OPTIONS_NAME is the name of the constant to which te_op.options points, which has the options of one op of a
+ * model. TE__OPTIONS_ENTRY is the definition of this constant. */
 #define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
 #define TE__OPTIONS_ENTRY(model, before, op, after, live) \
     static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);
@@ -350,8 +352,8 @@
 #define TE__OPTIONS_ENTRY_A_END
 #define TE__OPTIONS_ENTRY_B_END
 
-/* Expands to `+ 1` if the op uses the value of fork number `fork`. The sum over all ops is the number of the fork's
- * uses. */
+/* Expands to `+ 1` if the op uses the value of fork number `fork`. The sum over all ops is the number of ops that use
+ * the fork's value. */
 #define TE__FORK_USE(model, before, op, after, live) \
     TE_IF_MARKED(TE_JOIN1(TE__USES_FORK_, TE_FAMILY(op)), TE__FORK_USE2, TE_NOTHING)(model, op)
 #define TE__FORK_USE2(model, op) +(fork == (int)TE_EDGE_INDEX(model, op))
@@ -367,10 +369,10 @@
 #define TE__FORK_USE_B_END
 
 /* The following macros make the tables of a plan's steps. Their parameter x is (widths, model, dtype, pass, suffix).
- * The kernels of a step are called model_firstop_pattern; in the inference and backward passes, _infer or _backward
- * follows. An inference step that is also a step of forward (suffix `shared`) uses forward's kernels. */
+ * The kernels of a step are called model_firstop_pattern, and _infer or _backward is appended in the inference and
+ * backward passes. An inference step that is also a step of forward (suffix `shared`) uses forward's kernels. */
 
-/* Expands to +1. The sum over all steps is their number. */
+/* Expands to +1 for each step. The sum over all steps is the number of steps. */
 #define TE__COUNT(x, ...) +1
 #define TE__COUNT_A(...) TE__COUNT(__VA_ARGS__) TE__COUNT_B
 #define TE__COUNT_B(...) TE__COUNT(__VA_ARGS__) TE__COUNT_A

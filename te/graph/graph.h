@@ -19,9 +19,9 @@
  *     in[0] = te_named_ints("tokens", next, rows);
  *     TE_TRY(te_graph_replay(&g, in, 1, &ctx));            // copies `next` to the graph's own tokens and launches
  *
- * If the target is the host, a replay calls the function, with the same checks and results. A capture then does not
- * call the function, so an error in the function shows only at the first replay, when a part of the function may have
- * run already.
+ * On the host target, a replay calls the function, with the same checks and results as on CUDA. A capture on the host
+ * does not call the function, so an error in the function appears only at the first replay, when a part of the function
+ * may already have run.
  */
 #ifndef TE_GRAPH_H
 #define TE_GRAPH_H
@@ -41,27 +41,26 @@
  *     TE_TRY(te_graph_pool_acquire(&pool, &saved.memory, saved.bytes, "saved of micro-batch 1", &ctx));
  */
 
-/* the largest number of pieces of a pool that may be in use at one time; a pipeline of 16 micro-batches and 8 blocks of
- * a model needs about 700 */
+/* the largest number of pieces of a pool that may be in use at a time. A pipeline of 16 micro-batches and 8 blocks of a
+ * model needs about 700 pieces */
 enum { TE_GRAPH_BLOCKS = 1024 };
 
 /* A first-fit allocator for the memory of graphs. The struct may not be copied or moved, and must outlive the graphs
  * that use it. */
 typedef struct te_graph_pool {
     uintptr_t base;
-    /* bytes: the pool's size; used: the bytes in use now; high: the size that the pool has needed so far, which is the
-     * highest end of a piece */
+    /* bytes: the size of the pool; used: the number of bytes in use now; high: the size that the pool has needed so
+     * far, i.e. the highest end of a piece */
     size_t bytes, used, high;
-    int measures;             /* 1: the pool has no memory and only computes `high`, the number of bytes that would be
-                               * needed */
+    int measures;             /* 1: the pool has no memory, and only computes in `high` how many bytes it would need */
     int count, next_id;
     struct { size_t at, bytes; int id; } block[TE_GRAPH_BLOCKS]; /* [count]: the pieces of the pool that are in use,
                                                                   * sorted by address */
 } te_graph_pool;
 
-/* Initialise a pool. memory: target memory of `bytes` bytes, aligned to TE_ALIGN. The caller owns the memory, and must
- * free it only after the graphs are destroyed. If memory is null, the pool only measures. Errors: TE_ERROR_NULL,
- * TE_ERROR_ALIGNMENT. */
+/* Initialise a pool. `memory` points to `bytes` bytes of target memory, aligned to TE_ALIGN. The caller owns this
+ * memory, and must free it only after the graphs are destroyed. If `memory` is null, the pool only measures how many
+ * bytes are needed. Errors: TE_ERROR_NULL, TE_ERROR_ALIGNMENT. */
 TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes, te_context *ctx) {
     TE_REQUIRE(p, ctx, TE_ERROR_NULL, "graph pool: the struct is null");
     TE_REQUIRE((uintptr_t)memory % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
@@ -72,8 +71,8 @@ TE_API te_status te_graph_pool_init(te_graph_pool *p, void *memory, size_t bytes
     return TE_OK;
 }
 
-/* Allocate a piece of the pool. *id: output, a number that identifies the piece. who, what: two parts of the error
- * text, which say what the piece is for. */
+/* Allocate a piece of the pool. *id becomes a number that identifies the piece. `who` and `what` are two parts of the
+ * error text, which say what the piece is for. */
 TE_API te_status te__graph_pool_allocate(te_graph_pool *p, void **memory, int *id, size_t bytes, const char *who,
                                          const char *what, te_context *ctx) {
     const size_t need = bytes > SIZE_MAX / 4 ? bytes : (bytes / TE_ALIGN + (bytes % TE_ALIGN != 0)) * TE_ALIGN;
@@ -101,9 +100,9 @@ TE_API void te__graph_pool_free(te_graph_pool *p, int i) {
     memmove(&p->block[i], &p->block[i + 1], (size_t)(p->count - i) * sizeof p->block[0]);
 }
 
-/* Allocate a piece of the pool, aligned to TE_ALIGN. what: what the piece is for, such as "saved of micro-batch 1";
- * only for the error text. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE for 0 bytes, TE_ERROR_MEMORY where no gap is large
- * enough. */
+/* Allocate a piece of the pool, aligned to TE_ALIGN. `what` is a text for error messages that says what the piece is
+ * for, such as "saved of micro-batch 1". Errors: TE_ERROR_NULL; TE_ERROR_SHAPE for 0 bytes; TE_ERROR_MEMORY if no gap
+ * between the pieces is large enough. */
 TE_API te_status te_graph_pool_acquire(te_graph_pool *p, void **memory, size_t bytes, const char *what,
                                        te_context *ctx) {
     int id;
@@ -122,20 +121,20 @@ TE_API te_status te_graph_pool_release(te_graph_pool *p, const void *memory, te_
 }
 
 /* Static tensors. A graph reads and writes the same addresses at every replay. A tensor of the te_graph_spec that has
- * memory is used in place; so if one graph's output y and the next graph's input x have the same memory, a replay
- * copies nothing. A tensor without memory (data null) gets memory from the pool. The caller acquires the memory of a
+ * memory is used in place; therefore a replay copies nothing if one graph's output y and the next graph's input x have
+ * the same memory. A tensor without memory (data null) gets memory from the pool. The caller acquires the memory of a
  * te_saved from the pool with te_graph_pool_acquire.
  *
  * The pool. Memory is acquired and released in the order of the captures. Released memory is reused, which is correct
- * only if replays come in the same order. te_graph_retire declares that no later work needs the inputs and outputs that
- * the graph has in the pool. Later captures may then reuse this memory. The graph can still be replayed, at its
- * position in the order of captures, where the memory is not yet in use by a later graph. For a pipeline with the
- * schedule F0 F1 B0 F2 ... (F0, B0: forward and backward of micro-batch 0), capture in this order, and after B0 retire
- * F0 and release the memory that F0 saved for B0. A pool without memory only measures: run the same sequence of calls
- * with it, which records no graph; afterwards pool.high is the number of bytes to allocate.
+ * only if replays come in the order of the captures. te_graph_retire declares that no later work needs the inputs and
+ * outputs that the graph has in the pool, so that later captures may reuse their memory. The graph can still be
+ * replayed at its position in the order of captures, where no later graph uses this memory yet. Example: for a pipeline
+ * with the schedule F0 F1 B0 F2 ... (F0, B0: forward and backward of micro-batch 0), capture in this order; after B0,
+ * retire F0 and release the memory that F0 saved for B0. A pool without memory only measures: run the same sequence of
+ * calls with such a pool, which records no graph; afterwards pool.high is the number of bytes to allocate.
  *
- * Random numbers: the random state lies in target memory and advances there, so each replay draws new numbers, and they
- * are the same as those of an eager run.
+ * Random numbers. The random state lies in target memory, and kernels advance it there. Therefore each replay draws new
+ * numbers, the same numbers as an eager run would draw.
  *
  * A capture fixes everything that the host passes to a kernel: addresses, sizes, batch.accumulate, an optimizer's
  * config. The memory that `arg` points to, the models and the context's workspace must not change as long as the graph
@@ -159,13 +158,13 @@ TE_API te_named te_named_ints(const char *name, const int32_t *p, int64_t count)
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
-enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size in bytes of a generated name, such as "#2", for a tensor without a
-                                         * name */
+enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size, in bytes, of the name that is generated for a tensor without a
+                                         * name, such as "#2" */
 
 struct te_graph;
 /* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is a stream that
- * only the capture uses. The function may not allocate or release memory, wait, copy from or to pageable memory, or use
- * another stream without joining it to this one by events. */
+ * only the capture uses. The function may not allocate or release memory, wait, or copy from or to pageable memory. It
+ * may use another stream only if it joins that stream to ctx->stream by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
 /* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
@@ -173,9 +172,10 @@ typedef struct te_graph_spec {
     const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
     const void *arg;          /* the pointer that `run` gets as its `arg` */
-    /* the number of bytes at `arg`. The capture copies them, and `run` gets the copy; 0: `run` gets `arg` itself */
+    /* the number of bytes at `arg`. The capture copies these bytes, and `run` gets the copy. If the number is 0, `run`
+     * gets `arg` itself */
     size_t arg_bytes;
-    const te_named *in, *out; /* [in_count] and [out_count]: the inputs and outputs; a tensor whose data is null gets
+    const te_named *in, *out; /* [in_count] and [out_count]: the inputs and outputs. A tensor whose data is null gets
                                * memory from the pool */
     int in_count, out_count;
 } te_graph_spec;
@@ -190,9 +190,9 @@ TE_API te_graph_spec te_graph_spec_of(const char *name, te_graph_fn run, const v
 
 typedef struct te__static {
     te_tensor tensor;
-    const char *name;   /* the name of the tensor; if the caller gave none, its position, such as "#2" */
+    const char *name;   /* the name of the tensor or, if the caller gave none, its position, such as "#2" */
     const void *source; /* the address from which a replay copies this input */
-    int id;             /* identifies the piece of the pool that holds the tensor; 0: the tensor is in the caller's
+    int id;             /* identifies the piece of the pool that holds the tensor; 0 if the tensor is in the caller's
                          * memory */
 } te__static;
 
@@ -202,49 +202,50 @@ typedef struct te_graph {
     const char *name;
     te_graph_fn run;
     const void *arg;
-    te__static *tensor; /* [in_count + out_count]: the static inputs, then the static outputs; one host allocation holds
-                         * them, the copy of arg and the names */
+    te__static *tensor; /* [in_count + out_count]: the static inputs, then the static outputs. One host allocation holds
+                         * these, the copy of `arg`, and the names */
     int in_count, out_count;
     void *exec, *workspace; /* exec: the executable graph, a cudaGraphExec_t; workspace: the address of the context's
                              * workspace at the time of the capture */
     size_t workspace_bytes;
-    const struct te_graph *at; /* the address of this struct at the time of the capture; the struct must stay there */
+    const struct te_graph *at; /* the address of this struct at the time of the capture. The struct must not move
+                                * afterwards */
 } te_graph;
 
-/* Return the static input of a graph at position i, counted from 0; te_none() if there is none. */
+/* Return the static input of a graph at position i, counted from 0, or te_none() if the graph has no such input. */
 TE_API te_tensor te_graph_input_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->in_count ? g->tensor[i].tensor : te_none();
 }
-/* Return the static output of a graph at position i, counted from 0; te_none() if there is none. */
+/* Return the static output of a graph at position i, counted from 0, or te_none() if the graph has no such output. */
 TE_API te_tensor te_graph_output_at(const te_graph *g, int i) {
     return g && i >= 0 && i < g->out_count ? g->tensor[g->in_count + i].tensor : te_none();
 }
-/* Return the position, counted from 0, of the tensor called `name` among the tensors [from, to); -1 if there is
- * none. */
+/* Return the position, counted from 0, of the tensor called `name` among the tensors [from, to), or -1 if none of them
+ * has this name. */
 TE_API int te__static_find(const te__static *s, int from, int to, const char *name) {
     for (int i = from; name && i < to; i++)
         if (!strcmp(s[i].name, name)) return i - from;
     return -1;
 }
-/* Return the static input of a graph that has this name; te_none() if there is none. */
+/* Return the static input of a graph that has this name, or te_none() if the graph has no such input. */
 TE_API te_tensor te_graph_input(const te_graph *g, const char *name) {
     return te_graph_input_at(g, !g ? -1 : te__static_find(g->tensor, 0, g->in_count, name));
 }
-/* Return the static output of a graph that has this name; te_none() if there is none. */
+/* Return the static output of a graph that has this name, or te_none() if the graph has no such output. */
 TE_API te_tensor te_graph_output(const te_graph *g, const char *name) {
     return te_graph_output_at(g, !g ? -1 : te__static_find(g->tensor, g->in_count, g->in_count + g->out_count, name));
 }
 TE_API size_t te__tensor_bytes(te_tensor t) { return (size_t)t.rows * (size_t)t.cols * te_dtype_bytes(t.dtype); }
 
-/* Return to the pool the memory that holds this graph's static inputs and outputs, so that later captures can use it
- * ("The pool", above). */
+/* Return to the pool the memory that holds this graph's static inputs and outputs, so that later captures can use this
+ * memory (see "The pool", above). */
 TE_API void te_graph_retire(te_graph *g) {
     for (int i = 0; g && g->at == g && i < g->in_count + g->out_count; i++)
         for (int k = 0; g->tensor[i].id && k < g->pool->count; k++)
             if (g->pool->block[k].id == g->tensor[i].id) te__graph_pool_free(g->pool, k), g->tensor[i].id = 0;
 }
-/* Retire the graph and free it. The caller may also destroy a graph whose capture failed, or a struct of zeros;
- * destroying a copy of a graph does nothing. */
+/* Retire the graph and free it. The argument may also be a graph whose capture failed, or a struct of zeros. If the
+ * argument is a copy of a graph, the function does nothing. */
 TE_API void te_graph_destroy(te_graph *g) {
     if (!g || (g->at && g->at != g)) return;
     te_graph_retire(g);
@@ -258,7 +259,7 @@ TE_API void te_graph_destroy(te_graph *g) {
 /* ---- the call of the function ------------------------------------------------------------------------------------ */
 
 /* A target that replaces the context's target while a graph's function runs. Its functions return an error for calls
- * that a graph cannot repeat. */
+ * that a graph cannot replay. */
 typedef struct te__graph_target {
     te_target target;
     const te_target *real;
@@ -279,10 +280,10 @@ TE_API te_status te__graph_allocate(te_context *ctx, void **p, size_t bytes) {
 TE_API void te__graph_release(te_context *ctx, void *p) { (void)p, (void)te__graph_refuse(ctx, "releases memory"); }
 TE_API te_status te__graph_synchronize(te_context *ctx) { return te__graph_refuse(ctx, "waits for the stream"); }
 #if TE_CUDA
-/* Copy memory while a graph is captured. A copy from or to pageable memory is refused: that memory is probably a local
- * variable of the graph's function, which no longer exists at the replay. */
+/* Copy memory while a graph is captured. A copy from or to pageable memory is refused, because such memory is probably
+ * a local variable of the graph's function, which no longer exists at the replay. */
 TE_API te_status te__graph_copy(te_context *ctx, void *dst, const void *src, size_t bytes) {
-    /* In this mode a thread may call cudaPointerGetAttributes during a capture. */
+    /* In the relaxed mode a thread may call cudaPointerGetAttributes during a capture. */
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaPointerAttributes d, s;
     (void)cudaThreadExchangeStreamCaptureMode(&mode);
@@ -316,10 +317,10 @@ TE_API te_status te__graph_call(const te_graph *g, te_context *ctx) {
 
 /* ---- capture ----------------------------------------------------------------------------------------------------- */
 
-/* Capture g's function on a stream created for it, so that the context's stream is never in capture mode and may be the
- * default stream. The created stream is a blocking one, so that it is an error if the function enqueues work on the
- * default stream by mistake. With a non-blocking stream, that work would run once during the capture and be missing
- * from the graph. */
+/* Capture g's function on a stream created for the capture, so that the context's stream is never in capture mode and
+ * may be the default stream. The created stream is a blocking stream, so that it is an error if the function enqueues
+ * work on the default stream by mistake. With a non-blocking stream, such work would run once during the capture and be
+ * missing from the graph. */
 TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     te_status status = TE_OK;
 #if TE_CUDA
@@ -356,8 +357,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     return status;
 }
 
-/* Check tensor i of the spec and create the static tensor for it, with memory from the pool if the spec gives none.
- * name: the place where the tensor's name is stored. */
+/* Check tensor i of the spec and create the static tensor for it. If the spec gives no memory, the static tensor gets
+ * memory from the pool. `name` is the place where the tensor's name is stored. */
 TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
     const int from = i < g->in_count ? 0 : g->in_count;
     const char *kind = from || !g->in_count ? "output" : "input";
@@ -396,11 +397,11 @@ TE_API const te_named *te__graph_spec_tensor(const te_graph_spec *spec, int i) {
     return i < spec->in_count ? &spec->in[i] : &spec->out[i - spec->in_count];
 }
 
-/* Record the work that the function enqueues; none of it runs. *g must hold no graph yet. pool: may be null if all
- * tensors of the spec have memory. During the call no other thread may use the device's default stream. If the capture
- * fails, all memory is returned to the pool, and *g is all zeros. Errors: an invalid spec; any error that the function
- * returns; TE_ERROR_STATE or TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is too
- * small. */
+/* Record the work that the function enqueues; none of this work runs. *g must hold no graph yet. `pool` may be null if
+ * all tensors of the spec have memory. During the call no other thread may use the device's default stream. If the
+ * capture fails, all memory is returned to the pool, and *g is all zeros. Errors: an invalid spec; any error that the
+ * function returns; TE_ERROR_STATE or TE_ERROR_CUDA for work that cannot be captured; TE_ERROR_MEMORY if the pool is
+ * too small. */
 TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_graph_pool *pool, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && spec && spec->run, ctx, TE_ERROR_NULL, "graph: the struct, the spec or its function is null");
@@ -425,8 +426,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     g->name = strcpy(text, name), text += strlen(text) + 1;
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
-        if (i >= g->in_count) g->out_count++; /* count the outputs that are initialised, so that te_graph_destroy
-                                               * releases them */
+        if (i >= g->in_count) g->out_count++; /* count only the outputs that are initialised, so that te_graph_destroy
+                                               * releases them if a later one fails */
         status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);
@@ -436,8 +437,8 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
-/* Find the input of the graph to which in[i] belongs, by name or position; check in[i]; and store the address of its
- * data as that input's source. */
+/* Find the input of the graph to which in[i] belongs, by name or position. Check in[i], and store the address of its
+ * data as the source of the graph's input. */
 TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te_context *ctx) {
     const te_tensor t = in[i].tensor;
     const int at = in[i].name ? te__static_find(g->tensor, 0, g->in_count, in[i].name) : i;
@@ -458,8 +459,8 @@ TE_API te_status te__graph_bind_input(te_graph *g, const te_named *in, int i, te
     s->source = t.data;
     return TE_OK;
 }
-/* Check that there is a source for each input, and that no source overlaps the static memory that another input is
- * copied to, because that copy may come first and overwrite the source. */
+/* Check that each input has a source. Also check that no source overlaps the static memory of another input, because
+ * copying that other input first would overwrite the source. */
 TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
     const te__static *s = g->tensor;
     for (int i = 0; i < g->in_count; i++)
@@ -477,11 +478,11 @@ TE_API te_status te__graph_check_sources(const te_graph *g, te_context *ctx) {
     return TE_OK;
 }
 
-/* Copy the inputs to the graph's static tensors, and enqueue the graph on ctx->stream. in[count]: each of the graph's
- * inputs once, in any order, in target or host memory; an input that is the static tensor itself is not copied. If a
- * check fails, nothing has been copied or enqueued. Errors: invalid inputs; TE_ERROR_STATE if the graph was moved or
- * belongs to another context, or if the context's workspace was replaced; on the host also any error that the function
- * returns. */
+/* Copy the inputs to the graph's static tensors, and enqueue the graph on ctx->stream. in[count] has each of the
+ * graph's inputs once, in any order, in target or host memory; an input that is the static tensor itself is not copied.
+ * If a check fails, nothing has been copied or enqueued. Errors: invalid inputs; TE_ERROR_STATE if the graph was moved
+ * or belongs to another context, or if the context's workspace was replaced; on the host also any error that the
+ * function returns. */
 TE_API te_status te_graph_replay(te_graph *g, const te_named *in, int count, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "graph"));
     TE_REQUIRE(g && g->run, ctx, TE_ERROR_STATE, "graph: nothing has been captured");

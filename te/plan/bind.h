@@ -44,8 +44,8 @@ TE_API te_status te__check_bound(const te_plan *plan, const te_model *m, te_cont
                "%s: the instance was copied since it was bound; bind it where it lies", plan->name);
     return TE_OK;
 }
-/* Return an error if a parameter of m is stored in a mapped file and therefore must not be written. who: the caller's
- * name, for the error text. */
+/* Return an error if a parameter of m is stored in a mapped file and therefore must not be written. `who` is the
+ * caller's name, for the error text. */
 TE_API te_status te__check_not_mapped(const te_model *m, const char *who, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++)
         TE_REQUIRE(!m->param[i].constant, ctx, TE_ERROR_STATE,
@@ -64,15 +64,15 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
 
 /* ---- sharded parameters ------------------------------------------------------------------------------------------ */
 
-/* Return the index, in the shard memory of m (te_model_shards.params, .grads), of element `from` of parameter p, which
- * this rank must have. */
+/* Element `from` of parameter p must be an element that this rank holds. Return this element's index in the rank's
+ * shard memory (te_model_shards.params for the values, te_model_shards.grads for the gradients). */
 TE_API int64_t te__shard_index(const te_model *m, const te_param *p, int64_t from) {
     const te_model_shards *s = m->shards;
     const int64_t at = (p->grad - m->grads) + from, behind = s->elements * s->ranks;
     return at < behind ? at - s->rank * s->elements : at - behind + s->elements;
 }
-/* Return the address of element `from` of p where an optimizer updates it, and that of its gradient summed over the
- * ranks. */
+/* te__param_at returns the address at which an optimizer updates element `from` of p. te__grad_at returns the address
+ * of this element's gradient, which has been summed over the ranks. */
 TE_API void *te__param_at(const te_model *m, const te_param *p, int64_t from) {
     const int is_sharded = m->shards && m->shards->has_weights;
     char *const data = (char *)(is_sharded ? m->shards->params : p->data);
@@ -89,7 +89,7 @@ TE_API const float *te__grad_at(const te_model *m, const te_param *p, int64_t fr
  * counts before a copy is used: if the count has changed, the next optimizer step takes the new values as its master
  * weights, and the next forward casts them to FP8. */
 
-/* Return the write count of the memory of p, which may be tied to another parameter. */
+/* Return the write count of p. If p is tied, this is the write count of its owner, because both use the same memory. */
 TE_API uint64_t te__writes_of(const te_param *p) { return p->tied && p->with ? p->with->written : p->written; }
 /* Count a write to the values of p. */
 TE_API void te__param_written(te_param *p, te_context *ctx) {
@@ -108,7 +108,8 @@ TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++) te__param_written(&m->param[i], ctx);
     return TE_OK;
 }
-/* Cast the weights of m to FP8 if they were written since the last cast. Call this before using p->fp8.data of m. */
+/* If weights of m were written since they were last cast to FP8, cast them again. Call this before using p->fp8.data of
+ * a parameter p of m. */
 TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
     for (int i = 0; m->plan->fp8 && i < m->param_count; i++) {
         const te_fp8_product *f = &m->param[i].fp8;
@@ -120,7 +121,7 @@ TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
 }
 
 /* Return an error while the gradients of m are still being reduced over ranks. Call this before reading the gradients.
- * who: the caller's name, for the error text. */
+ * `who` is the caller's name, for the error text. */
 TE_API te_status te__check_reduced(const te_model *m, const char *who, te_context *ctx) {
     TE_REQUIRE(!m->watch || !m->watch->armed, ctx, TE_ERROR_STATE,
                "%s: the gradients of %s are being reduced over ranks; %s comes first", who, m->plan->name,
@@ -149,8 +150,8 @@ TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_cont
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Return the number of elements in the parameter buffer, including the gaps between tensors; 0: the widths are not
- * known yet (te_plan_set_dims). */
+/* Return the number of elements in the parameter buffer, including the gaps between tensors. Returns 0 if the widths
+ * are not known yet (te_plan_set_dims). */
 TE_API int64_t te_plan_param_elements(const te_plan *plan) {
     int64_t n = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -165,12 +166,12 @@ TE_API int64_t te_plan_param_elements(const te_plan *plan) {
 TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
-/* Return the bytes that a parameter takes in the buffer, including the gap behind it; 0: the parameter is tied, so it
- * uses the memory of another parameter. */
+/* Return the bytes that a parameter takes in the buffer, including the gap behind it. Returns 0 if the parameter is
+ * tied, because it then uses the memory of another parameter. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
-/* Return the bytes of the parameter buffer; 0: the widths are not known yet. */
+/* Return the bytes of the parameter buffer, or 0 if the widths are not known yet. */
 TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     size_t bytes = 0;
     for (int i = 0; plan && !plan->takes_dims && i < plan->op_count; i++)
@@ -184,8 +185,8 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
-/* Return the bytes of the gradient buffer, whose elements are f32; 0: the widths are not known yet, or the list is for
- * inference only. */
+/* Return the bytes of the gradient buffer, whose elements are f32. Returns 0 if the widths are not known yet, or if the
+ * list is for inference only. */
 TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
     return plan && plan->training ? (size_t)te_plan_param_elements(plan) * sizeof(float) : 0;
 }
@@ -193,29 +194,30 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
 /* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part,
- * p->copies), and whether each rank has only a partial sum of p's gradient (p->sums). product: the last GEMM op of the
- * list up to `op`, which may be `op` itself; null: there is none. Its output columns may consist of parts (q, k, v),
- * each of which is split over the ranks separately; a parameter of a later op with the same columns, such as its bias,
- * is split in the same way. */
+ * p->copies), and whether each rank has only a partial sum of p's gradient (p->sums). `product` is the last GEMM op of
+ * the list up to and including `op`, or null if the list has no GEMM up to there. The output columns of `product` may
+ * consist of parts (q, k, v), each of which is split over the ranks separately. If `op` has the same output columns as
+ * `product`, as a bias has, its parameter is split in the same way. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
         p->sums = (op->flags & TE_PARAMS_REPLICATED) != 0;
         p->shard = p->sums ? TE_SHARD_none : TE_SHARD_columns;
     }
-    if (op->experts && TE_ROUTED_RANKS(op->out_rows)) { /* a router for the experts of several ranks, or these */
+    if (op->experts && TE_ROUTED_RANKS(op->out_rows)) { /* a router whose experts are spread over the ranks, or an op of
+                                                         * such experts */
         p->sums = !te__rows_are_routed(op->in_rows);
         p->shard = p->sums ? TE_SHARD_none : TE_EXPERT_SHARD;
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = p->copies = 1;
-    /* The parameters of a custom op need not have one element per output column: attention, for example, has one sink
-     * per head. */
+    /* `op` is not a custom op, because the parameters of a custom op need not have one element per output column:
+     * attention, for example, has one sink per head. */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom && op->out == product->out)
         p->parts = product->parts, p->first_part = product->first_part, p->copies = product->copies;
 }
-/* Return an error if a list keeps copies of k and v on several ranks (te_op.copies) and the communicator's group of
- * these ranks has another size. */
+/* If the tensor group has more ranks than the model has kv heads, several ranks hold copies of k and v (te_op.copies).
+ * Return an error if the context's group for these ranks has another size than the list says. */
 TE_API te_status te__check_copies(const te_plan *plan, te_context *ctx) {
     const int ranks = te_tensor_group(ctx)->size, copies = te__copies_group(ctx)->size;
     for (int i = 0; i < plan->op_count && ranks > 1; i++)
@@ -225,7 +227,7 @@ TE_API te_status te__check_copies(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
-/* te_model_bind and, with is_elsewhere, te_model_describe. */
+/* Do the work of te_model_bind or, if is_elsewhere is 1, the work of te_model_describe. */
 TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                 float *grads, int is_elsewhere, te_context *ctx) {
     int count = 0;
@@ -279,7 +281,7 @@ TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *para
 /* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
  * are aligned to TE_ALIGN. This call does not change their contents. grads is null for inference, or for a backward
  * that computes only dx. params may be null if the list is for inference only: te_weights_use then provides the memory.
- * To train only some parameters, see freeze.h. param: an array of param_count records, which this function fills.
+ * To train only some parameters, see freeze.h. `param` is an array of param_count records, which this function fills.
  * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
  * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
  * widths are not set, or grads is not null although the list has no backward. */
@@ -287,19 +289,19 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                                float *grads, te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);
 }
-/* Fill in the names, shapes and shards of an instance's parameters, without any memory, for a model that te_fsdp_init
- * (te/optim/fsdp.h) will bind, or that another stage of a pipeline has. te_checkpoint_save and te_checkpoint_load want
- * all models of a pipeline on each rank, in the same order; such an instance stands for one of another stage. Other
- * calls refuse it. */
+/* Fill in the names, shapes and shards of an instance's parameters without binding any memory. There are two uses.
+ * First, te_fsdp_init (te/optim/fsdp.h) binds such an instance later. Second, te_checkpoint_save and te_checkpoint_load
+ * need all models of a pipeline on each rank, in the same order, and such an instance stands for a model that another
+ * stage holds. Other calls return an error for such an instance. */
 TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *param, int param_count,
                                    te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
 }
-/* Say that the parameters of m are a copy of those of a model on an earlier stage of the pipeline, such as the
- * embedding to which the head on the last stage is tied. The caller keeps both equal: the same initial values, and
- * gradients that are summed over both stages (te_embedding_group) before each optimizer step. A copy is loaded from a
- * checkpoint, but not saved, and does not count in the gradient norm. Call this after m is bound and before optimizers
- * are initialised. Errors: TE_ERROR_STATE, m is not bound. */
+/* Mark the parameters of m as a copy of the parameters of a model on an earlier pipeline stage. Example: the head on
+ * the last stage, which is tied to the embedding on the first stage. The caller keeps both copies equal: it gives them
+ * the same initial values, and sums their gradients over both stages (te_embedding_group) before each optimizer step. A
+ * copy is loaded from a checkpoint, but not saved, and it does not count in the gradient norm. Call this after m is
+ * bound and before optimizers are initialised. Errors: TE_ERROR_STATE, m is not bound. */
 TE_API te_status te_model_mark_copy(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_mark_copy"));
     TE_REQUIRE(m && m->plan && !m->is_elsewhere, ctx, TE_ERROR_STATE, "te_model_mark_copy: the instance is not bound");
@@ -307,8 +309,8 @@ TE_API te_status te_model_mark_copy(te_model *m, te_context *ctx) {
     return TE_OK;
 }
 
-/* Do what te_model_bind does, for the struct that TE_SEQUENTIAL declares. In this struct the te_param records lie
- * between the te_model and `end`. */
+/* Bind the instance as te_model_bind does. m is the first member of the struct that TE_SEQUENTIAL declares; the
+ * instance's te_param records lie in this struct between m and `end`. */
 TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_plan *plan, void *params, float *grads,
                                    te_context *ctx) {
     te_param *first = m ? (te_param *)(m + 1) : 0;
@@ -317,24 +319,24 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward writes a's gradient before b's. Each of a and b is `owner` or was tied to it, b earlier than
- * a. There are three cases:
- * - Both are in one list: the gradient of the parameter that is later in the list is written first, but gradients that
- *   are deferred column sums are written last.
- * - Only one of them is in the owner's list: the other one's gradient is written first, because the backward of its
- *   list runs first.
+/* Return whether backward writes the gradient of `a` before that of `b`. The three parameters share one gradient: `a`
+ * and `b` are each either `owner` itself or tied to it, and `b` was tied earlier than `a`. There are three cases:
+ * - `a` and `b` are in one list: the gradient of the parameter that is later in the list is written first, except that
+ *   gradients that are deferred column sums are written last.
+ * - Only one of them is in the owner's list: the gradient of the parameter in the other list is written first, because
+ *   the backward of that list runs first.
  * - Neither is in the owner's list: b's gradient is written first, because the backwards run in the order in which the
- *   users were tied (te_tie). */
+ *   parameters were tied (te_tie). */
 TE_API int te__writes_before(const te_param *a, const te_param *b, const te_param *owner) {
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. Among the ops that share a
- * gradient, the one that backward reaches first overwrites the gradient, and the others add to it. Within one list the
- * library knows this order. If `user` and `owner` are in different lists, the caller must run the backward of the
- * user's list before that of the owner's list; if an owner has users in several other lists, their backwards in the
- * order in which the users were tied. Instances without gradients may run in any order. Both instances must stay where
- * they are in memory; after one of them is bound again, tie the two parameters again. */
+/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first of the ops that
+ * backward reaches overwrites the shared gradient, and the others add to it. Within one list the library knows this
+ * order. If `user` and `owner` are in different lists, the caller must run the backward of the user's list before the
+ * backward of the owner's list. If an owner has users in several other lists, the backwards of these lists must run in
+ * the order in which the users were tied. Instances without gradients may run in any order. Both instances must stay
+ * where they are in memory; after one of them is bound again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner, ctx, TE_ERROR_NULL, "te_tie: a parameter is null");
@@ -395,14 +397,14 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 
 typedef struct te_shard_layout {
     int64_t count;       /* number of runs */
-    int64_t first, each; /* A run is a range of consecutive elements. first: the number of elements in run 0 of the
-                          * shard; each: that of every other run */
-    int rank, ranks;     /* the index of this rank in the group, and the number of ranks; 0 and 1 if the parameter is
-                          * not sharded */
-    int copies;          /* the number of ranks that hold the same elements of every run but run 0 */
+    int64_t first, each; /* A run is a range of consecutive elements of the shard. `first` is the number of elements of
+                          * run 0, and `each` is the number of elements of every other run */
+    int rank, ranks;     /* the index of this rank in the group, and the number of ranks; if the parameter is not
+                          * sharded, rank is 0 and ranks is 1 */
+    int copies;          /* how many ranks hold the same elements of every run except run 0 */
     int64_t owned;       /* The first `owned` elements of the shard belong to this rank; the rest are copies of elements
-                          * that belong to an earlier rank. The owner alone saves an element to a file, and counts its
-                          * gradient in the norm */
+                          * that belong to an earlier rank. Only the rank to which an element belongs saves it to a
+                          * file, and counts its gradient in the norm */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element
@@ -442,7 +444,8 @@ TE_API te_shard_run te_shard_run_at(const te_shard_layout *s, int64_t i) {
 TE_API int64_t te_shard_run_with(const te_shard_layout *s, int64_t at) {
     return at < s->first ? 0 : 1 + (at - s->first) / s->each;
 }
-/* Return the index of the run, of whichever rank, that contains element `whole` of the whole parameter. */
+/* Return the index i of the run that contains element `whole` of the whole parameter. The function does not say which
+ * rank holds this run. */
 TE_API int64_t te__shard_run_with_whole(const te_shard_layout *s, int64_t whole) {
     const int64_t behind = whole - te__shard_run_begin(s, 1);
     return behind < 0 ? 0 : 1 + behind / (s->each * (s->ranks / s->copies));

@@ -27,24 +27,24 @@ enum {
                                * 2047 */
     TE_MAX_WIDTH = 8388608,   /* 2^23, the largest width; it is small enough that grid sizes and byte counts cannot
                                * overflow */
-    TE_MAX_NORM_WIDTH = 65536 /* the largest width of a norm: 1024 threads hold a row in registers, each 8 vectors of 8
-                               * elements */
+    TE_MAX_NORM_WIDTH = 65536 /* the largest width of a norm: 1024 threads hold a row in registers, and each thread
+                               * holds 8 vectors of 8 elements */
 };
-/* TE_DIM(k): symbol number k for a width, where k is 0 to TE_DIMS - 1. TE_IS_DIM(w): whether the width w is a symbol
- * times a constant. */
+/* TE_DIM(k) is symbol number k, which stands for a width; k is 0 to TE_DIMS - 1. TE_IS_DIM(w) says whether the width w
+ * is a symbol times a constant. */
 #define TE_DIM(k) (-(1048573 - 2 * (k) * (k) * ((k) * (k) + 13)))
 #define TE_IS_DIM(w)                                                                                                   \
     ((w) < 0 && ((w) % TE_DIM(0) == 0 || (w) % TE_DIM(1) == 0 || (w) % TE_DIM(2) == 0 || (w) % TE_DIM(3) == 0 ||       \
                  (w) % TE_DIM(4) == 0 || (w) % TE_DIM(5) == 0 || (w) % TE_DIM(6) == 0 || (w) % TE_DIM(7) == 0))
 
-/* Whether w is allowed as a width in the list of `model`: a positive number or, if the list was declared with
- * TE_SEQUENTIAL_DIMS, also a symbol times a constant. */
+/* Whether the list of `model` may use w as a width. w may be a positive number; if the list was declared with
+ * TE_SEQUENTIAL_DIMS, w may also be a symbol times a constant. */
 #define TE_IS_WIDTH(model, w) ((w) > 0 || (TE_JOIN2(, model, takes_dims) && TE_IS_DIM(w)))
-/* The width that a kernel uses. If the width in the list (`constant`) is a number, it is that number; if it is a
- * symbol, it is `at_run_time`, an argument of the kernel. */
+/* The width that a kernel uses. If the list states the width as a number (`constant`), the macro returns this number.
+ * If the list states a symbol, the macro returns `at_run_time`, an argument of the kernel. */
 #define TE_WIDTH_AT(constant, at_run_time) ((int)(constant) > 0 ? (int)(constant) : (at_run_time))
 
-/* Return the index k of the symbol TE_DIM(k) of which the width w is a multiple; -1: w is a plain number. */
+/* Return the index k of the symbol TE_DIM(k) of which the width w is a multiple, or -1 if w is a plain number. */
 TE_API int te__dim_of(int64_t w) {
     for (int k = 0; w < 0 && k < TE_DIMS; k++)
         if (w % TE_DIM(k) == 0) return k;
@@ -91,11 +91,11 @@ TE_API int te__dims_of(const te_plan *plan) {
     }
     return last + 1;
 }
-/* Set *sized to a copy of `plan` in which the number dims[k] replaces the symbol TE_DIM(k), and the array
- * ops[plan->op_count] to the ops of this copy. <model>_set_dims calls this function; afterwards the instance must be
- * bound again, and a te_saved that was filled before is no longer valid. TE_ERROR_SHAPE: `count` is not the number of
- * dims that the list takes, or an FP8 GEMM gets a width that is no multiple of 16; TE_ERROR_VALUE: a dim is not
- * positive; TE_ERROR_OVERFLOW: a width exceeds the limits above. */
+/* Set *sized to a copy of `plan`, and the array ops[plan->op_count] to the ops of this copy. In the copy the number
+ * dims[k] replaces the symbol TE_DIM(k). <model>_set_dims calls this function; afterwards the instance must be bound
+ * again, and a te_saved that was filled before is no longer valid. TE_ERROR_SHAPE: `count` is not the number of dims
+ * that the list takes, or an FP8 GEMM gets a width that is no multiple of 16; TE_ERROR_VALUE: a dim is not positive;
+ * TE_ERROR_OVERFLOW: a width exceeds TE_MAX_WIDTH or, for a norm, TE_MAX_NORM_WIDTH. */
 TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *plan, const int64_t *dims, int count,
                                   te_context *ctx) {
     te_op op;
@@ -119,8 +119,8 @@ TE_API te_status te_plan_set_dims(te_plan *sized, te_op *ops, const te_plan *pla
     sized->in = (int)te__width_at(plan->in, dims), sized->out = (int)te__width_at(plan->out, dims);
     return TE_OK;
 }
-/* Return the plan that an instance runs. After <model>_set_dims this is `sized`, which has numbers as widths. Before,
- * it is `plan`, the list's plan, whose widths are still symbols, so that every call returns an error. */
+/* Return the plan that an instance runs: `sized`, whose widths are numbers, if <model>_set_dims has made it; otherwise
+ * `plan`, whose widths are still symbols, so that every call returns an error. */
 TE_API const te_plan *te__plan_at(const te_plan *sized, const te_plan *plan) {
     return sized && sized->infer == plan->infer && !sized->takes_dims ? sized : plan;
 }

@@ -27,14 +27,14 @@
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Return whether p belongs to the op named `op`, and p's own name is `field` ("weight"). If `op` or `field` is null,
- * every name matches it. */
+/* Return whether p belongs to the op named `op` and is its parameter named `field`, e.g. "weight". If `op` or `field`
+ * is null, every name matches. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
-/* Freeze (frozen = 1) or unfreeze (frozen = 0) the parameters called `field` of the op named `op`; null stands for all
- * fields or ops. Tied parameters are skipped, because a tied parameter is trained exactly if its owner is; the
- * parameters of a frozen_linear stay frozen. who: the caller's name, for messages. */
+/* Freeze (frozen = 1) or unfreeze (frozen = 0) the parameters called `field` of the op named `op`. If `field` or `op`
+ * is null, all names match. Tied parameters are skipped, because a tied parameter is trained exactly if its owner is;
+ * the parameters of a frozen_linear stay frozen. `who` is the caller's name, for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -58,14 +58,15 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
     }
     return TE_OK;
 }
-/* Stop training the parameters called `field` ("weight") of the op named `op` ("fc1"); null stands for all fields or
- * ops. TE_ERROR_VALUE: no parameter has these names, or all parameters with these names are tied. */
+/* Stop training the parameters called `field` ("weight") of the op named `op` ("fc1"). If `field` or `op` is null, all
+ * names match. TE_ERROR_VALUE: no parameter has these names, or all parameters with these names are tied. */
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Train the parameters with these names again. If te_bind_trained_grads bound the gradients, call te_bind_trained_grads
- * again afterwards, because the gradients of the unfrozen parameters have no memory yet. TE_ERROR_VALUE: no parameter
- * has these names, or all parameters with these names are tied or belong to a frozen_linear. */
+/* Resume training the parameters called `field` of the op named `op`, as te_freeze names them. If te_bind_trained_grads
+ * bound the gradients, call te_bind_trained_grads again afterwards, because the gradients of the unfrozen parameters
+ * have no memory yet. TE_ERROR_VALUE: no parameter has these names, or all parameters with these names are tied or
+ * belong to a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }
@@ -84,16 +85,15 @@ TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     }
     return at;
 }
-/* Return the bytes that the gradients of all parameters that are not frozen take together; 0: all parameters are
- * frozen, or m is not bound. */
+/* Return the bytes that the gradients of all parameters that are not frozen take together. Returns 0 if all parameters
+ * are frozen, or if m is not bound. */
 TE_API size_t te_trained_grad_bytes(const te_model *m) {
     if (!m || !m->plan || (m->at && m->at != m)) return 0;
     return (size_t)te__place_trained(m, 0) * sizeof(float);
 }
-/* Bind the gradients of the parameters that are not frozen, in list order. grads: memory of te_trained_grad_bytes
- * bytes, aligned to TE_ALIGN; this call does not change the contents of this memory. Call te_bind_trained_grads before
- * te_tie. TE_ERROR_STATE: m is not bound, or a parameter is already tied; TE_ERROR_VALUE: grads overlaps the
- * parameters. */
+/* Bind the gradients of the parameters that are not frozen, in list order. `grads` points to te_trained_grad_bytes
+ * bytes, aligned to TE_ALIGN; this call does not change their contents. Call te_bind_trained_grads before te_tie.
+ * TE_ERROR_STATE: m is not bound, or a parameter is already tied; TE_ERROR_VALUE: `grads` overlaps the parameters. */
 TE_API te_status te_bind_trained_grads(te_model *m, float *grads, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_bind_trained_grads"));
     TE_REQUIRE(m && m->plan, ctx, TE_ERROR_NULL, "te_bind_trained_grads: the instance is null or not bound");

@@ -19,9 +19,9 @@
 
 /* ---- tuples ---------------------------------------------------------------------------------------------------- */
 
-/* TE_STRIP (a, b) expands to a, b: TE_STRIP, written in front of a tuple, removes its parentheses. TE_UNWRAP(t) does
- * the same for an argument t that is a macro which expands to a tuple. The other macros take the members of a tuple as
- * arguments, without parentheses: TE_FIRST(a, b) is a, and TE_REST(a, b, c) is b, c. */
+/* TE_STRIP, written in front of a tuple, removes the tuple's parentheses: TE_STRIP (a, b) expands to a, b. TE_UNWRAP(t)
+ * does the same for an argument t that is a macro which expands to a tuple. The other macros here take the members of a
+ * tuple as arguments, without parentheses: TE_FIRST(a, b) is a, and TE_REST(a, b, c) is b, c. */
 #define TE_STRIP(...)  __VA_ARGS__
 #define TE_UNWRAP(t)   TE_STRIP t
 #define TE_FIRST(...)  TE_FIRST_(__VA_ARGS__)
@@ -42,8 +42,9 @@
 #define TE_STRING_(...) #__VA_ARGS__
 #define TE_NOTHING(...)
 
-/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. To test whether a name x is in a set, the
- * macros join a prefix and x to such a name: PREFIX_x is #defined as a comma for each x in the set. */
+/* Expands to `yes` if the name `mark` is #defined as a comma, else to `no`. Macros use this to test whether a name x is
+ * in a set: PREFIX_x is #defined as a comma for each x in the set, and the macros join the prefix and x to the argument
+ * `mark`. */
 #define TE_IF_MARKED(mark, yes, no) TE_THIRD(mark, yes, no, ~)
 /* Expands to `yes` if x is in parentheses, else to `no`. */
 #define TE_IF_TUPLE(x, yes, no) TE_IF_MARKED(TE_COMMA x, TE_SECOND_X(yes), TE_SECOND_X(no))
@@ -92,8 +93,9 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value the op uses: x for the op (add, x), and also for (add, name, x). An option in the
- * name's place, (add, x, (option, 1)), is no name; the check of options refuses it. */
+/* The name of the fork whose value the op uses. It is x for the op (add, x), and also for (add, name, x). In (add, x,
+ * (option, 1)) an option is in the place of the second name; such an option is not taken as a name, and the check of
+ * options reports an error. */
 #define TE_FORK_OF(op)   TE__FORK_NAME(TE_ARG1(op, TE_NAME(op)), TE_NAME(op))
 #define TE__FORK_NAME(used, name) TE_IF_TUPLE(used, name, used)
 /* The text by which error messages name an op, e.g. "(linear, fc1)". */
@@ -153,8 +155,8 @@
 #define TE_SAME_copies_copies ,
 #define TE_SAME_ranks_ranks ,
 
-/* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members with nothing
- * behind the tuple, such as (causal, 0). Examples of arguments that are no options: 8, (H), (A + B) * C. */
+/* Expands to `yes` if the argument a is an option, else to `no`. An option is a tuple of two members that is the whole
+ * argument, such as (causal, 0). Examples of arguments that are no options: 8, (H), (A + B) * C. */
 #define TE_IF_OPTION(a, yes, no) \
     TE_IF_MARKED(TE_DEFER_EXPANSION(TE_COMMA TE_EAT a ()), TE_IF_PAIR, TE_TAKE_NO)(a, yes, no)
 #define TE_DEFER_EXPANSION(...) __VA_ARGS__
@@ -162,11 +164,11 @@
 #define TE_IF_PAIR(a, yes, no) TE_THIRD(TE_STRIP a, yes, no, ~)
 #define TE_TAKE_NO(a, yes, no) no
 
-/* Expands to m(x, a) for each argument a of the op that stands behind its kind and name; there may be twelve. An op
- * rarely has more than three, and the preprocessor spends most of its time on a list here, so the macro expands as few
- * calls as suffice; further arguments are ~, which is no option. */
+/* Expands to m(x, a) for each argument `a` that follows the kind and the name of the op. An op may have twelve such
+ * arguments, but rarely has more than three. The preprocessor spends most of its time for a list in this macro, so the
+ * macro expands only as many calls of m as suffice. In superfluous calls the argument is ~, which is no option. */
 #define TE_EACH_ARGUMENT(m, x, op) TE_JOIN1(TE__EACH_OF_, TE__ARGUMENT_GROUP op)(m, x, TE_STRIP op, ~, ~, ~, ~, ~, ~)
-/* The calls that suffice for the op with these parts, the kind and the name included: 0, 3, 6 or 12. */
+/* How many calls suffice for an op with these parts (which include the kind and the name): 0, 3, 6 or 12. */
 #define TE__ARGUMENT_GROUP(...) \
     TE__ARGUMENT_GROUP_(__VA_ARGS__, 12, 12, 12, 12, 12, 12, 12, 12, 6, 6, 6, 3, 3, 3, 0, 0, ~)
 #define TE__ARGUMENT_GROUP_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, calls, ...) calls
@@ -197,8 +199,8 @@
 #define TE_MARK_IF(name, a) TE_IF_OPTION(a, TE_MARK_IF_, TE_NOTHING)(name, a)
 #define TE_MARK_IF_(name, a) TE_JOIN2(TE_SAME_, name, TE_FIRST(TE_STRIP a, ~))
 
-/* Expands to static_asserts that check the arguments of an op. as: the family whose facts (see "facts" below) list the
- * permitted options and the number of shapes. Errors are: an option that the family does not have, an option whose
+/* Expands to static_asserts that check the arguments of an op. `as` is the family whose facts (see "facts" below) list
+ * the permitted options and the number of shapes. Errors are: an option that the family does not have, an option whose
  * value has the wrong type, and too many shapes. The messages name the model, the op and the option. */
 #define TE_CHECK_OPTIONS(m, as, op)                                                                                 \
     static_assert(TE_COUNT_ARGS(TE_STRIP op) - 2 - (0 TE_EACH_ARGUMENT(TE_ONE_IF_OPTION, ~, op)) <= TE_SHAPES(as, op), \
@@ -232,8 +234,8 @@
 #define TE_TOKEN (name)      /* a name that the macros turn into an enumerator: bf16 becomes TE_bf16; the compiler
                               * reports unknown names */
 #define TE_IS_name(value) 1
-/* A static_assert whose condition may compare floats. (In C such a condition is not an integer constant expression, so
- * a plain static_assert does not accept it.) */
+/* A static_assert whose condition may compare floats. In C, a comparison of floats is not an integer constant
+ * expression, so a plain static_assert does not accept it. */
 #define TE_ASSERT_NUMBER(cond, text) \
     __extension__ static_assert(__builtin_constant_p(cond) ? (cond) : 0, text)
 #ifdef __cplusplus
@@ -252,10 +254,10 @@ template <> struct te__type_of<double> { enum { is_integer = 0, is_number = 1 };
 
 /* ---- facts, or their defaults ------------------------------------------------------------------------------------ */
 
-/* A number format as a family states it for its ops: for the output (TE_PRODUCES_<family>) or for the input
- * (TE_WANTS_<family>). */
+/* The ways in which a family of ops can state the number format of an op's output (TE_PRODUCES_<family>) or of an op's
+ * input (TE_WANTS_<family>). */
 typedef enum te_produces {
-    TE_PRODUCES_list,     /* the list's format */
+    TE_PRODUCES_list,     /* the dtype that the list states */
     TE_PRODUCES_same,     /* the format of the op's input */
     TE_PRODUCES_residual, /* the format of the residual stream, which the list's option `residual` names */
     TE_PRODUCES_f32
@@ -309,17 +311,17 @@ typedef enum te_produces {
 #define TE_RECIPE(model, op)   TE_TUPLE_OR(TE_FACT(RECIPE, op)(model, op), TE_RECIPE_none)
 #define TE_EDGE(model, op)     TE_TUPLE_OR(TE_FACT(EDGE, op)(model, op), (-1, TE_JOIN2(, model, dtype)))
 
-/* The enumerator that an option's value stands for. TE_DTYPE_OPTION turns (dtype, bf16) into TE_bf16, a te_dtype;
- * TE_RECIPE_OPTION turns (recipe, fp8_block) into TE_RECIPE_fp8_block, a te_recipe. op: an op, or the options of a
- * list. otherwise: the result if there is no such option. */
+/* The enumerator that the value of an option stands for. TE_DTYPE_OPTION turns (dtype, bf16) into TE_bf16, a te_dtype;
+ * TE_RECIPE_OPTION turns (recipe, fp8_block) into TE_RECIPE_fp8_block, a te_recipe. `op` is an op, or the options of a
+ * list; `otherwise` is the result if `op` does not have the option. */
 #define TE_DTYPE_OPTION(op, name, otherwise) TE_DTYPE_OPTION_(TE_OPTION(op, name, (otherwise)))
 #define TE_DTYPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_DTYPE_OF)(value)
 #define TE_DTYPE_OF(token) TE_JOIN1(TE_, token)
 #define TE_RECIPE_OPTION(op, otherwise) TE_RECIPE_OPTION_(TE_OPTION(op, recipe, (otherwise)))
 #define TE_RECIPE_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_RECIPE_NAMED)(value)
 #define TE_RECIPE_NAMED(token) TE_JOIN1(TE_RECIPE_, token)
-/* The option (weights, ..) of a list or an op as a te_block_format. TE_IN_BLOCKS: whether a weight of this format is in
- * blocks, of few bits. */
+/* TE_WEIGHTS_OPTION is the option (weights, ..) of a list or an op, as a te_block_format. TE_IN_BLOCKS says whether a
+ * weight of this format is stored in few bits, in blocks of elements with a scale. */
 #define TE_WEIGHTS_OPTION(op, otherwise) TE_WEIGHTS_OPTION_(TE_OPTION(op, weights, (otherwise)))
 #define TE_WEIGHTS_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_WEIGHTS_NAMED)(value)
 #define TE_WEIGHTS_NAMED(token) TE_JOIN1(TE_BLOCK_, token)
@@ -329,14 +331,15 @@ typedef enum te_produces {
 enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_INPUTS_OPTION(op) TE_INPUTS_OPTION_(TE_OPTION(op, inputs, recomputed))
 #define TE_INPUTS_OPTION_(token) TE_JOIN1(TE_INPUTS_, token)
-/* The option (rounding, nearest) or (rounding, stochastic) of a list: how gradients are rounded to FP8. The value is a
- * te_rounding; without the option it is that of the recipe. */
+/* How gradients are rounded to FP8, as a te_rounding: the option (rounding, nearest) or (rounding, stochastic) of a
+ * list. Without this option, the recipe determines the rounding. */
 #define TE_ROUNDING_OPTION(op, recipe) TE_ROUNDING_OPTION_(TE_OPTION(op, rounding, (TE_ROUNDING_OF_RECIPE(recipe))))
 #define TE_ROUNDING_OPTION_(value) TE_IF_TUPLE(value, TE_STRIP, TE_ROUNDING_NAMED)(value)
 #define TE_ROUNDING_NAMED(token) TE_JOIN1(TE_ROUNDING_, token)
 #define TE_ROUNDING_OF_RECIPE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_nvfp4 ? (int)TE_ROUNDING_stochastic : (int)TE_ROUNDING_nearest)
-/* Whether an option of a list whose value is on or off, such as (hadamard, off), is on; it is on unless it is given. */
+/* The value of an option of a list that is on or off, such as (hadamard, off), as TE_SWITCH_on or TE_SWITCH_off.
+ * Without the option, the value is TE_SWITCH_on. */
 enum { TE_SWITCH_off, TE_SWITCH_on };
 #define TE_SWITCH_OPTION(op, name) TE_SWITCH_OPTION_(TE_OPTION(op, name, on))
 #define TE_SWITCH_OPTION_(token) TE_JOIN1(TE_SWITCH_, token)
@@ -347,8 +350,8 @@ enum { TE_SWITCH_off, TE_SWITCH_on };
 #define TE_SHARD_OPTION(op) TE_SHARD_OPTION_(TE_OPTION(op, shard, none))
 #define TE_SHARD_OPTION_(token) TE_JOIN1(TE_SHARD_, token)
 
-/* The option (ranks, N) of an op with a vocabulary: each of N ranks has 1 / N of the vocabulary. TE_OF_RANKS(op, all):
- * the size of one rank's part, where `all` is the size for all ranks together. */
+/* TE_RANKS_OPTION is the N of the option (ranks, N) of an op with a vocabulary: each of N ranks has 1 / N of the
+ * vocabulary. TE_OF_RANKS(op, all) is the size of one rank's part, where `all` is the size for all ranks together. */
 #define TE_RANKS_OPTION(op) (TE_OPTION(op, ranks, 0))
 #define TE_OF_RANKS(op, all) ((all) / (TE_RANKS_OPTION(op) > 0 ? TE_RANKS_OPTION(op) : 1))
 #define TE_CHECK_RANKS(model, op)                                                                                     \
@@ -367,8 +370,8 @@ enum { TE_SWITCH_off, TE_SWITCH_on };
                       ": (weights, ..) of an op is none or a format of blocks, in a list that has one, too: "         \
                       "(bf16, (weights, quantized))");
 
-/* TE_OPTIONS_TYPE: the type of the struct that holds an op's options; it is te_no_options if the op has none.
- * TE_OPTIONS_VALUES: the initialiser of this struct. */
+/* TE_OPTIONS_TYPE is the type of the struct that holds an op's options; if the op has none, it is te_no_options.
+ * TE_OPTIONS_VALUES is the initialiser of this struct. */
 typedef struct te_no_options { int none; } te_no_options;
 #define TE_OPTIONS_TYPE(op) TE_FIRST(TE_UNWRAP(TE_OPTIONS(op)), ~)
 #define TE_OPTIONS_VALUES(op) {TE_REST(TE_UNWRAP(TE_OPTIONS(op)))}
@@ -408,10 +411,10 @@ typedef struct te_no_options { int none; } te_no_options;
     TE_EACH_OP1(M, x, 4, e) TE_EACH_OP1(M, x, 5, f) TE_EACH_OP1(M, x, 6, g) TE_EACH_OP1(M, x, 7, h)
 #define TE_EACH_OP1(M, x, i, op) TE_IF_END(op, TE_NOTHING, M)(x, i, op)
 
-/* These macros get the ops of a step as arguments: TE_FIRST_OP is the first op, TE_LAST_OP the last one,
- * TE_PATTERN_NAME the kinds of all ops joined by underscores, and TE_OP_COUNT the number of ops. All but TE_FIRST_OP
- * use TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` for one op, to `two` for two ops, and so
- * on. */
+/* These macros get the ops of a step as arguments. TE_FIRST_OP is the first op, TE_LAST_OP the last one,
+ * TE_PATTERN_NAME the kinds of all ops joined by underscores, and TE_OP_COUNT the number of ops. All of them except
+ * TE_FIRST_OP use TE_BY_OP_COUNT(ops..., eight, seven, .., one, ~), which expands to `one` if there is one op, to `two`
+ * if there are two ops, and so on. */
 #define TE_FIRST_OP(...) TE_FIRST(__VA_ARGS__, ~)
 #define TE_LAST_OP(...) TE_BY_OP_COUNT(__VA_ARGS__, TE_LAST8, TE_LAST7, TE_LAST6, TE_LAST5, TE_LAST4, TE_LAST3, \
     TE_LAST2, TE_LAST1, ~)(__VA_ARGS__, ~)

@@ -1,4 +1,5 @@
-/* file.h -- reads at an offset, and new files that replace an old file only once they are complete on the disk.
+/* file.h -- reads a file at an offset, and writes a new file that replaces an old one only when the new file is
+ * complete on the disk.
  *
  * Do this:
  *     TE_TRY(te__file_open(&fd, &bytes, path, ctx));          // refuses all but regular files, without blocking
@@ -15,10 +16,11 @@
  *   create it. If two processes write to the same path, the last one to finish wins; at every moment the path is a
  *   complete file. A process that is killed while it writes leaves its temporary file behind.
  * - The content of the file, and then its folder, are on the disk (fsync) before the close returns TE_OK.
- * - A replaced file keeps its permissions, and its owner where the system allows that. A file without write permission
- *   is not replaced; the call returns an error.
- * - A symbolic link stays: the file that it leads to is replaced, in its own folder. Refused are a dangling link,
- *   another user's link in a folder to which all may write (such as /tmp), devices, FIFOs, sockets and folders.
+ * - A new file gets the permissions of the file that it replaces, and the owner where the system allows that. A file
+ *   without write permission is not replaced; the call returns an error.
+ * - If the path is a symbolic link, the file that the link leads to is replaced, and the link stays. The call returns
+ *   an error for a dangling link, for another user's link in a folder to which all may write (such as /tmp), and for
+ *   devices, FIFOs, sockets and folders.
  */
 #ifndef TE_FILE_H
 #define TE_FILE_H
@@ -40,8 +42,8 @@ extern int fchown(int fd, uid_t owner, gid_t group);
 extern char *realpath(const char *path, char *resolved);
 #endif
 
-/* Open a regular file for reading, and set *bytes to its size. O_NONBLOCK is set because opening a FIFO, which is then
- * refused, would otherwise block. */
+/* Open a regular file for reading, and set *bytes to its size. Returns an error if the path is another kind of file.
+ * O_NONBLOCK is set because opening a FIFO would otherwise block. */
 TE_API te_status te__file_open(int *fd, uint64_t *bytes, const char *path, te_context *ctx) {
     struct stat info;
     *fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -74,20 +76,20 @@ TE_API te_status te__file_read(int fd, void *dst, size_t n, uint64_t at, const c
 typedef struct te__new_file {
     int fd;
     const char *path; /* the path that the caller passed */
-    char *target;     /* the path of the file that is replaced: `path`, or the file to which the symbolic link `path`
-                       * leads */
+    char *target;     /* the path of the file that is replaced. This is `path` or, if `path` is a symbolic link, the
+                       * file that the link leads to */
     char *temporary;  /* the path of the temporary file, which is in the same folder as the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried; a name can be taken, if an earlier
+enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried. A name is taken if an earlier
                                   * process with the same id was killed and left its temporary file behind */
 
 enum { TE__STICKY = 01000 }; /* the sticky bit of a folder's mode, S_ISVTX, which the system's headers hide with
                               * -std=c11 */
-/* Return whether the symbolic link at `path` may be followed. Anybody can leave a link in a folder to which all may
- * write, such as /tmp. Such folders are sticky, and in them the Linux kernel (fs.protected_symlinks) follows a link
- * only if it belongs to the user or to the folder's owner. This function makes the same check, because realpath reads a
- * link without following it, so that the kernel does not check it. */
+/* Return whether the symbolic link at `path` may be followed. Anybody can create a link in a folder to which all may
+ * write, such as /tmp. Such folders have the sticky bit, and in them the Linux kernel (fs.protected_symlinks) follows a
+ * link only if the link belongs to the user or to the folder's owner. This function makes the same check itself,
+ * because realpath reads a link without following it, so the kernel makes no check. */
 TE_API int te__link_is_trusted(const char *path, const struct stat *link) {
     struct stat folder, followed;
     const char *slash = strrchr(path, '/');
@@ -97,13 +99,13 @@ TE_API int te__link_is_trusted(const char *path, const struct stat *link) {
     memcpy(name, n ? path : ".", n ? n : 1), name[n ? n : 1] = 0;
     const int known = !stat(name, &folder);
     free(name);
-    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the operating system refuses to follow the
-                                                                         * link, or a link to which it leads */
+    if (!known || (stat(path, &followed) && errno == EACCES)) return 0; /* the operating system refuses to follow this
+                                                                         * link or a further link in the chain */
     return !(folder.st_mode & TE__STICKY) || !(folder.st_mode & S_IWOTH) || link->st_uid == geteuid() ||
            link->st_uid == folder.st_uid;
 }
-/* Set f->target to the path of the file that will be replaced. *exists: set to 1 if this file exists already, else to
- * 0; *info: set to its status, if it exists. Returns an error if the file must not be replaced. */
+/* Set f->target to the path of the file that will be replaced. If this file exists already, set *exists to 1 and *info
+ * to the file's status; else set *exists to 0. Returns an error if the file must not be replaced. */
 TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *exists, te_context *ctx) {
     const size_t n = strlen(f->path) + 1;
     TE_REQUIRE(n > 1, ctx, TE_ERROR_IO, "cannot create a file: its path is empty");
@@ -128,12 +130,12 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* The temporary file's name begins with the target's name, or with the first TE__FILE_STEM bytes of a longer one, so
- * that it has at most 255 bytes, the limit of file systems. */
+/* The temporary file's name begins with the target's name, cut to TE__FILE_STEM bytes if it is longer. The whole name
+ * then has at most 255 bytes, the limit of file systems. */
 enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: the limit, in bytes, of the rest of the name,
                                                   * including the NUL */ };
-/* Return how many bytes at the beginning of the target's path are also the beginning of the temporary file's path. A
- * UTF-8 character is not split. */
+/* Return how many bytes at the beginning of the target's path are also the beginning of the temporary file's path. This
+ * number never splits a UTF-8 character. */
 TE_API size_t te__new_file_stem(const char *target) {
     const char *slash = strrchr(target, '/'), *name = slash ? slash + 1 : target;
     size_t n = strlen(name);
@@ -141,8 +143,9 @@ TE_API size_t te__new_file_stem(const char *target) {
         for (n = TE__FILE_STEM; n > 1 && ((unsigned char)name[n] & 0xc0) == 0x80;) n--;
     return (size_t)(name - target) + n;
 }
-/* Create the temporary file, with the owner and permissions of the file that it will replace. old: the status of that
- * file; null: there is none. Until the temporary file has these permissions, only its owner can read it. */
+/* Create the temporary file, with the owner and permissions of the file that it will replace. `old` is the status of
+ * the file to be replaced, or null if that file does not exist. Until the temporary file has its final permissions,
+ * only its owner can read it. */
 TE_API te_status te__new_file_create(te__new_file *f, const struct stat *old, te_context *ctx) {
     const size_t stem = te__new_file_stem(f->target), capacity = stem + TE__FILE_SUFFIX;
     struct stat is;
@@ -198,8 +201,8 @@ TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);
 }
-/* Sync the target's folder to the disk, because otherwise a crash soon afterwards could undo the rename. Replaces
- * f->target by the path of the folder. */
+/* Sync the target's folder to the disk. Otherwise a crash soon after the rename could undo it. Replaces f->target by
+ * the path of the folder. */
 TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     char *slash = strrchr(f->target, '/');
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;
@@ -215,7 +218,7 @@ TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     (void)close(fd);
     return status;
 }
-/* Replace the target by the new file if `status`, the result of the writes, is TE_OK; otherwise remove the temporary
+/* If `status`, the result of the writes, is TE_OK, replace the target by the new file; otherwise remove the temporary
  * file. Returns the first error, which may be `status`. */
 TE_API te_status te__new_file_close(te__new_file *f, te_status status, te_context *ctx) {
     if (status == TE_OK && fsync(f->fd)) status = te__new_file_fail(f, "write", ctx);

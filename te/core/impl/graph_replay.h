@@ -1,13 +1,14 @@
-/* graph_replay.h -- enqueues work on CUDA: records the launches of a pass, and replays them as one CUDA graph.
+/* graph_replay.h -- enqueues work on CUDA: records the launches of a pass (forward, inference or backward), and replays
+ * them as one CUDA graph.
  *
- * Launching a kernel takes the host about 3 us, launching a graph of thirty kernels only 2 us. Therefore a pass of a
- * model records its launches (te__launch_or_record): kernels with the bytes of their arguments, cuBLASLt calls, and
- * fills. The end of the pass (te_launch_flush) takes the first of these ways that is possible:
+ * Launching a kernel takes the host about 3 us, while launching a graph of thirty kernels takes only 2 us in all.
+ * Therefore a pass of a model records its launches (te__launch_or_record): kernels with the bytes of their arguments,
+ * cuBLASLt calls, and fills. At the end of the pass, te_launch_flush takes the first of these ways that is possible:
  *   1. If a cached graph has exactly these launches, launch that graph.
  *   2. If fewer than ctx->replay graphs are cached, capture a graph, cache it and launch it. Capturing takes 10 us for
  *      each kernel, once, and 0.1 MB of device memory for each pass.
  *   3. If a cached graph has the same kernels with other arguments, give it the new arguments (1 us for each kernel)
- *      and launch it; if several have, take the least recently used one.
+ *      and launch it. If several graphs have the same kernels, take the least recently used one.
  *   4. Enqueue the launches one by one. This is also done whenever the stream is being captured.
  * In each case the kernels run in the order of the plan, so the results are bitwise identical.
  *
@@ -28,18 +29,18 @@
 /* ---- small fills become kernels ---------------------------------------------------------------------------------- */
 
 enum {
-    TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that a kernel replaces; the kernel has only one warp,
-                                     * which would be slow for larger ones */
-    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most so many graph nodes, and at most
-                                     * so many depend on it */
+    TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that is replaced by a kernel; the kernel has only one
+                                     * warp, so it would be slow for larger fills */
+    TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many graph nodes, and at
+                                     * most this many nodes depend on it */
 };
-/* The argument of the kernel that replaces a fill. The kernel sets bytes[i], for each i < count, to byte number i %
- * element of `value`; `element` is the size in bytes of the elements of the fill. */
+/* The argument of the kernel that replaces a fill. For each i < count, the kernel sets bytes[i] to byte (i % element)
+ * of `value`; `element` is the size in bytes of an element of the fill. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
-/* Get the nodes that `node` depends on (before 1) or the nodes that depend on it (before 0). Returns their number, or
- * -1 if there are more than TE_SMALL_FILL_MAX_EDGES, or if one of the edges is not a plain dependency but, for example,
- * one of programmatic dependent launch. */
+/* If `before` is 1, get the nodes on which `node` depends; if it is 0, get the nodes that depend on `node`. Returns
+ * their number. Returns -1 if there are more than TE_SMALL_FILL_MAX_EDGES such nodes, or if an edge to one of them is
+ * not a plain dependency (e.g. an edge of programmatic dependent launch). */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -87,8 +88,8 @@ TE_API void te__small_fill_to_kernel(const void *kernel, cudaGraph_t graph, cuda
     if (te__graph_add_dependents(graph, node, after, outs) == cudaSuccess) (void)cudaGraphDestroyNode(fill);
     else (void)cudaGetLastError(), (void)cudaGraphDestroyNode(node);
 }
-/* Replace all small fills of a graph. kernel: a kernel that takes a te_small_fill, launched as one block of 32 threads;
- * null: no fill is replaced. */
+/* Replace all small fills of a graph. `kernel` takes a te_small_fill, and is launched as one block of 32 threads. If
+ * `kernel` is null, no fill is replaced. */
 TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
     size_t count = 0;
     if (!kernel || cudaGraphGetNodes(graph, 0, &count) != cudaSuccess || !count) return;
@@ -110,26 +111,27 @@ enum {
     TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the size of a context's record of launches, in bytes; when it is full, the
                                         * recorded launches are enqueued */
     TE_LAUNCH_MIN_GRAPH = 4,           /* the smallest number of launches for which a graph is used; the launches of a
-                                        * shorter pass are enqueued one by one, without a graph */
+                                        * shorter pass are enqueued one by one */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
 };
 
-/* The type of a function that itself enqueues work on ctx->stream (cuBLASLt, cudaMemsetAsync). A call of such a
- * function can be recorded like a launch. */
+/* The type of a function that enqueues work on ctx->stream itself (cuBLASLt, cudaMemsetAsync). Calls of such a function
+ * can be recorded in the same way as launches. */
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
-/* A recorded launch of a kernel (`call` is null), or a recorded call of a function (`kernel` is null). In a record, the
- * struct is followed by `bytes` bytes of arguments, and the next launch begins `size` bytes after this one. */
+/* A recorded launch of a kernel (then `call` is null), or a recorded call of a function (then `kernel` is null). In a
+ * record, the struct is followed by `bytes` bytes of arguments, and the next launch begins `size` bytes after this
+ * one. */
 typedef struct te_launch {
     const void *kernel;
     te_call_fn call;
     const char *name;
     te_grid grid;
-    int threads, cluster, pdl, shared; /* threads: per block; cluster: the number of thread blocks in a cluster, all
-                                        * along x; pdl: 1: programmatic dependent launch; shared: bytes of dynamic
-                                        * shared memory per block */
-    /* the second argument of a kernel that TE_KERNEL or a similar macro defines (other kernels have no such argument):
-     * 1: the kernel allows the next kernel to start even before it has itself waited for the preceding kernel */
+    int threads, cluster, pdl, shared; /* threads: the number of threads per block; cluster: the number of thread blocks
+                                        * in a cluster, all along x; pdl: 1 if the kernel is launched with programmatic
+                                        * dependent launch; shared: the bytes of dynamic shared memory per block */
+    /* the second argument of a kernel that TE_KERNEL or a similar macro defines (other kernels have no such argument).
+     * 1: this kernel lets the next kernel start before this kernel has waited for the preceding one */
     int early;
     int bytes, size;
 } te_launch;
@@ -142,7 +144,7 @@ typedef struct te_replay_graph {
                            * least recently used graph */
     int count, bytes;
     char *record;          /* [bytes]: a copy of the recorded launches from which the graph was captured */
-    cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph; null if the launch is a call of a
+    cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph, or null if the launch is a call of a
                             * function */
 } te_replay_graph;
 
@@ -151,15 +153,16 @@ typedef struct te_launches {
                                   * `record`; bytes: the bytes that these launches take */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
-    int last_is_kernel;          /* 1: the library's last work on the stream is a kernel of a pass; 0: it is a call, or
-                                  * work outside passes */
+    int last_is_kernel;          /* 1: the last work that the library enqueued on the stream is a kernel of a pass. 0:
+                                  * it is a call of a function, or work outside passes */
     int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. It launches a small kernel
-                                  * before them, so that they start as they would after another kernel of a pass */
+                                  * before each candidate, so that the candidate starts as it would behind another
+                                  * kernel of a pass */
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */
     cudaStream_t stream;             /* the stream on which graphs are captured */
-    const void *small_fill_kernel;   /* the kernel that replaces small fills; null: fills are not replaced */
+    const void *small_fill_kernel;   /* the kernel that replaces small fills, or null if fills are not replaced */
     te_replay_graph *replay[TE_LAUNCH_MAX_GRAPHS];
     char record[TE_LAUNCH_RECORD_BYTES];
 } te_launches;
@@ -168,7 +171,7 @@ typedef struct te_launches {
 TE_API te_status te__cuda_status(te_context *ctx, cudaError_t e, const char *what) {
     return e == cudaSuccess ? TE_OK : te_fail(ctx, TE_ERROR_CUDA, "%s: %s", what, cudaGetErrorString(e));
 }
-/* Return whether the context's stream is being captured. Also returns 1 if the query fails: this happens if the
+/* Return whether the context's stream is being captured. Also returns 1 if the query fails, which happens if the
  * context's stream is the default stream and some other stream is being captured. */
 TE_API int te__cuda_capturing(te_context *ctx) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -177,9 +180,9 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Return whether kernels are launched with programmatic dependent launch (PDL): if ctx->pdl is set, and if the code
- * that runs on the context's device was compiled for compute capability 9.0 or higher, because only such code contains
- * the wait in te_kernel_begin. */
+/* Return whether kernels are launched with programmatic dependent launch (PDL). This needs ctx->pdl. It also needs
+ * code, for the context's device, that was compiled for compute capability 9.0 or higher, because only such code
+ * contains the wait in te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};
@@ -240,7 +243,8 @@ TE_API void te__replay_evict(te_launches *s, int i) {
     s->replay[i] = s->replay[--s->replays];
 }
 
-/* Return the graph node that was captured last; null: CUDA is older than 12.3, where the node cannot be queried. */
+/* Return the graph node that was captured last. Returns null if CUDA is older than 12.3, where this node cannot be
+ * queried. */
 TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
     enum cudaStreamCaptureStatus status;
     const cudaGraphNode_t *node = 0;
@@ -256,7 +260,7 @@ TE_API cudaGraphNode_t te__last_captured_node(cudaStream_t stream) {
 #endif
     return nodes == 1 ? node[0] : 0;
 }
-/* Capture the recorded launches into a new graph. Returns null if that fails; the context's error text is then
+/* Capture the recorded launches into a new graph. If this fails, return null and leave the context's error text
  * unchanged. */
 TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     void *const stream = ctx->stream;
@@ -291,8 +295,8 @@ TE_API te_replay_graph *te__replay_capture(te_launches *s, te_context *ctx) {
     return 0;
 }
 
-/* Return whether te__replay_update can make graph r equal to the recorded launches: it can change only arguments,
- * grids, block sizes and shared memory of kernels, so everything else must already be equal. */
+/* Return whether te__replay_update can make graph r equal to the recorded launches. te__replay_update can change only
+ * the arguments, grids, block sizes and shared memory of kernels, so everything else must already be equal. */
 TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     if (r->count != s->count || r->bytes != s->bytes) return 0;
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
@@ -304,7 +308,8 @@ TE_API int te__replay_matches(const te_replay_graph *r, const te_launches *s) {
     }
     return 1;
 }
-/* Give graph r the arguments, grids, block sizes and shared memory of the recorded launches. Returns 0 on failure. */
+/* Set the arguments, grids, block sizes and shared memory of the kernels in graph r to those of the recorded launches.
+ * Returns 0 on failure. */
 TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     for (int i = 0, at = 0, same = 0; i < s->count; i++) {
         const te_launch *old = te__launch_next(r->record, &same), *l = te__launch_next(s->record, &at);
@@ -320,8 +325,8 @@ TE_API int te__replay_update(te_replay_graph *r, const te_launches *s) {
     memcpy(r->record, s->record, (size_t)s->bytes);
     return 1;
 }
-/* Return a graph for the recorded launches: a cached one, a newly captured one, or a cached one with new arguments;
- * null if the launches must be enqueued one by one. */
+/* Return a graph for the recorded launches: a cached one, a newly captured one, or a cached one with new arguments.
+ * Returns null if the launches must be enqueued one by one. */
 TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     int oldest = -1;
     for (int k = 0; k < s->replays; k++) {
@@ -333,7 +338,7 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
     if (s->replays < te_min(ctx->replay, TE_LAUNCH_MAX_GRAPHS)) {
         te_replay_graph *r = te__replay_capture(s, ctx);
         if (r) s->replay[s->replays++] = r, s->next = s->replays, s->made++;
-        else ctx->replay = 0; /* capturing has failed, so let no later pass of this context try it again */
+        else ctx->replay = 0; /* capturing has failed, so no later pass of this context shall try to capture a graph */
         return r;
     }
     for (int i = 0; i < s->replays; i++)
@@ -349,7 +354,7 @@ TE_API te_replay_graph *te__replay_find(te_launches *s, te_context *ctx) {
 /* ---- recording a pass -------------------------------------------------------------------------------------------- */
 
 /* Enqueue all recorded launches. Code that enqueues work on ctx->stream by itself must call this function first, so
- * that its work comes after launches that are still recorded. */
+ * that its work comes after the launches that are recorded but not enqueued yet. */
 TE_API te_status te_launch_flush(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->last_is_kernel = 0;
@@ -367,12 +372,12 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s) s->recording = ctx->replay > 0;
 }
-/* Return whether the next launch directly follows a kernel of the same pass or, if ctx->pdl is 2, of the pass before.
- * If so, all work before this pass is done when the next kernel starts, because the first kernel of the pass has waited
- * for it, or is work of passes, too; and the next kernel may read memory that passes do not write, such as weights,
- * before it calls te_kernel_wait. A recorded call, such as that
- * of a cuBLASLt GEMM, does not count as a kernel, because the kernel that it launches may let the next one start before
- * it has itself waited for its predecessor. */
+/* Return whether the next launch directly follows a kernel of the same pass or, if ctx->pdl is 2, a kernel of the
+ * previous pass. If so, all work before this pass (except kernels of passes) is done when the next kernel starts,
+ * because the first kernel of the pass has waited for that work. The next kernel may then read memory that passes do
+ * not write, such as weights, before it calls te_kernel_wait. A recorded call, such as a cuBLASLt GEMM, does not count
+ * as a kernel here: the kernel that it launches may let the next kernel start before it has itself waited for the
+ * preceding kernel. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->last_is_kernel && (s->count || ctx->pdl > 1)));
@@ -381,7 +386,7 @@ TE_API int te__launch_is_recording(const te_context *ctx) {
     return ctx->launches && ((const te_launches *)ctx->launches)->recording;
 }
 /* End the recording of a pass. If `status`, the result of the pass, is TE_OK, enqueue the recorded launches and return
- * the result of that; otherwise discard them and return `status`. */
+ * the result of enqueuing them; otherwise discard the recorded launches and return `status`. */
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     te_launches *s = (te_launches *)ctx->launches;
     if (s && status != TE_OK) s->count = s->bytes = 0;
@@ -391,8 +396,8 @@ TE_API te_status te__launch_record_end(te_context *ctx, te_status status) {
     if (s) s->last_is_kernel = last_is_kernel && status == TE_OK;
     return status;
 }
-/* Enqueue the launch *l or, while the launches of a pass are being recorded, record it. args: its arguments, of `bytes`
- * bytes. */
+/* While the launches of a pass are being recorded, record the launch *l; otherwise enqueue it. `args` points to the
+ * arguments of the launch, which have `bytes` bytes. */
 TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes, te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     l->bytes = bytes, l->size = (int)(sizeof *l + (size_t)te_round_up(bytes, 16));
@@ -401,14 +406,14 @@ TE_API te_status te__launch_or_record(te_launch *l, const void *args, int bytes,
     if (s->bytes + l->size > TE_LAUNCH_RECORD_BYTES) TE_TRY(te_launch_flush(ctx));
     if (l->size > TE_LAUNCH_RECORD_BYTES) return te__launch_now(l, args, ctx);
     char *to = s->record + s->bytes;
-    memset(to + l->size - 16, 0, 16); /* zero the padding behind the arguments, because records are compared including
-                                       * their padding */
+    memset(to + l->size - 16, 0, 16); /* set the padding behind the arguments to zero, because records are compared
+                                       * including their padding */
     memcpy(to, l, sizeof *l), memcpy(to + sizeof *l, args, (size_t)bytes);
     s->count++, s->bytes += l->size, s->last_is_kernel = l->kernel != 0;
     return TE_OK;
 }
-/* Describe a launch of a kernel. name: for error texts; shared: bytes of dynamic shared memory; cluster: the number of
- * blocks in a cluster, all along x. */
+/* Make the te_launch that describes a launch of a kernel. name: the kernel's name, for error texts; shared: the bytes
+ * of dynamic shared memory; cluster: the number of blocks in a cluster, all along x. */
 TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid grid, int threads, int shared,
                                int cluster) {
     te_launch l;
@@ -416,17 +421,17 @@ TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid gri
     l.kernel = kernel, l.name = name, l.grid = grid, l.threads = threads, l.shared = shared, l.cluster = cluster;
     return l;
 }
-/* Launch a kernel, or record its launch. args: the kernel's first argument, of `bytes` bytes; the second is
- * te_launch.early. A small kernel lets the next one start early: the weights that this one loads in advance are then in
- * flight while the small kernel runs. A large kernel does not, because blocks of the next kernel would take its
- * multiprocessors' resources. */
+/* Launch a kernel, or record its launch. `args` is the kernel's first argument, which has `bytes` bytes; the kernel's
+ * second argument is te_launch.early. A kernel with at most one block per SM lets the next kernel start early, so that
+ * the next kernel loads weights while this one runs. A larger kernel does not, because blocks of the next kernel would
+ * take resources of the SMs from it. */
 TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
     launch.pdl = te__cuda_uses_pdl(ctx);
     launch.early = launch.pdl && te__launch_is_recording(ctx) && te__launch_follows_kernel(ctx) &&
                    launch.grid.x * launch.grid.y <= ctx->processors;
     return te__launch_or_record(&launch, args, (int)bytes, ctx);
 }
-/* Do what te__cuda_launch does, for a launch without clusters and without dynamic shared memory. */
+/* Launch a kernel as te__cuda_launch does, without clusters and without dynamic shared memory. */
 TE_API te_status te__cuda_launch_plain(te_context *ctx, const void *kernel, const char *name, te_grid grid, int threads,
                                        const void *args, size_t bytes) {
     return te__cuda_launch(ctx, te__launch_of(kernel, name, grid, threads, 0, 1), args, bytes);

@@ -1,10 +1,10 @@
 /* peer_packet.h -- packets: messages of 16 bytes that a rank stores directly into the memory of another rank, the
- * receiver. The receiver polls its memory until the packet has arrived.
+ * receiver. The receiver polls its own memory until the packet has arrived.
  *
- * As long as no packet has arrived, all bits of its memory are set. A 32-bit word with any other value is data, so a
- * packet needs no flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel value
- * takes the place of the flag.) After reading a packet, the receiver sets all bits of its memory again, for the next
- * packet.
+ * As long as no packet has arrived, all bits of a packet's memory are set. A 32-bit word with any other value is data,
+ * so a packet needs no flag and no fence. (NCCL's LL protocol and Lamport's flags use the same idea; here a sentinel
+ * value takes the place of the flag.) After reading a packet, the receiver sets all bits of the packet's memory, to
+ * prepare it for the next packet.
  *
  * Do this:
  *     te_packet_send(there, &v);            // te_packet_escape first, if a word of v may have all bits set
@@ -23,13 +23,13 @@
 
 typedef struct te_packet { uint32_t w[4]; } te_packet;
 enum { TE_PACKET_BYTES = 16 };
-#define TE_PACKET_EMPTY 0xffffffffu /* the value of each 32-bit word of a packet's memory while no data has arrived
-                                     * there */
+#define TE_PACKET_EMPTY 0xffffffffu /* the value that each 32-bit word of a packet's memory has while no data has
+                                     * arrived */
 
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
-/* Store a packet to memory of another rank. The store of each half of eight bytes is atomic, that of the whole packet
- * is not. On CUDA the stores are relaxed at system scope (PTX ISA), so they are coherent between devices. */
+/* Store a packet to memory of another rank. Each half of eight bytes is stored atomically, but the whole packet is not.
+ * On CUDA the stores are relaxed at system scope (PTX ISA), so they are coherent between devices. */
 TE_FN void te_packet_send(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32, high = v->w[2] | (uint64_t)v->w[3] << 32;
 #if TE_CUDA
@@ -39,7 +39,7 @@ TE_FN void te_packet_send(void *to, const te_packet *v) {
     __atomic_store_n((uint64_t *)to + 1, high, __ATOMIC_RELEASE);
 #endif
 }
-/* Load a packet from memory that another rank writes. The load of each half of eight bytes is atomic. On CUDA the loads
+/* Load a packet from memory that another rank writes. Each half of eight bytes is loaded atomically. On CUDA the loads
  * are relaxed at system scope. */
 TE_FN void te_packet_poll(te_packet *v, const void *from) {
     uint64_t low, high;
@@ -57,7 +57,7 @@ TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* Do what te_packet_send does, for a packet of which only the first eight bytes are used. */
+/* Store a packet as te_packet_send does, but only its first eight bytes, for a packet that uses no others. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -66,7 +66,7 @@ TE_FN void te_packet_send8(void *to, const te_packet *v) {
     __atomic_store_n((uint64_t *)to, low, __ATOMIC_RELEASE);
 #endif
 }
-/* Do what te_packet_poll does, for a packet of which only the first eight bytes are used. */
+/* Load a packet as te_packet_poll does, but only its first eight bytes, for a packet that uses no others. */
 TE_FN void te_packet_poll8(te_packet *v, const void *from) {
     uint64_t low;
 #if TE_CUDA
@@ -91,9 +91,9 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
     __atomic_store_n(to, v, __ATOMIC_RELAXED);
 #endif
 }
-/* Do what te_flag_load does, in host code, for memory that the host can read. */
+/* Load a 32-bit word as te_flag_load does, but in host code, from memory that the host can read. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
-/* Return a clock's time in nanoseconds, for timeouts. On the host this also yields the processor to other threads,
+/* Return the time in nanoseconds, for timeouts. On the host the function also yields the processor to other threads,
  * because it is called in loops that wait. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;
@@ -111,13 +111,13 @@ TE_FN uint64_t te_nanoseconds(void) {
 /* ---- packets of numbers ------------------------------------------------------------------------------------------ */
 
 /* Replace each word of the packet's data that equals TE_PACKET_EMPTY by another value, because a receiver would take
- * the word for missing data. Such a word is a NaN in f32, or two NaNs in bf16 or f16, and it is replaced by other
- * NaNs. */
+ * the word for missing data. Such a word is one NaN in f32, or two NaNs in bf16 or f16; the value that replaces it also
+ * consists of NaNs. */
 TE_FN void te_packet_escape(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 4; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0xfffefffeu;
 }
-/* Do what te_packet_escape does, for a packet of eight e4m3 numbers: in e4m3, a word that equals TE_PACKET_EMPTY is
- * four NaNs. */
+/* Replace words that equal TE_PACKET_EMPTY as te_packet_escape does, for a packet of eight e4m3 numbers. In e4m3, such
+ * a word is four NaNs. */
 TE_FN void te_packet_escape_fp8(te_packet *v) {
     TE_UNROLL for (int i = 0; i < 2; i++) if (v->w[i] == TE_PACKET_EMPTY) v->w[i] = 0x7f7f7f7fu;
 }
@@ -125,10 +125,10 @@ TE_FN int te_packet_arrived(const te_packet *v) {
     return (v->w[0] != TE_PACKET_EMPTY) & (v->w[1] != TE_PACKET_EMPTY) & (v->w[2] != TE_PACKET_EMPTY) &
            (v->w[3] != TE_PACKET_EMPTY);
 }
-/* Return how many numbers of format t a packet holds; t is f32, bf16 or f16. */
+/* Return how many numbers of format t (f32, bf16 or f16) a packet holds. */
 TE_BOTH int te_packet_elements(te_dtype t) { return t == TE_f32 ? 4 : 8; }
 
-/* Add the numbers in packet *v to `sum` if `add` is 1; if `add` is 0, store them in `sum`. t: the format of the
+/* If `add` is 1, add the numbers in packet *v to `sum`; if `add` is 0, store them in `sum`. `t` is the format of the
  * numbers. */
 TE_FN void te_packet_add(float sum[8], const te_packet *v, te_dtype t, int add) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -142,7 +142,7 @@ TE_FN void te_packet_add(float sum[8], const te_packet *v, te_dtype t, int add) 
         }
     }
 }
-/* Make a packet of four (f32) or eight (bf16, f16) numbers. */
+/* Make a packet of four numbers in f32, or of eight numbers in bf16 or f16. */
 TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
     TE_UNROLL for (int i = 0; i < 4; i++) {
 #if TE_CUDA
@@ -159,7 +159,7 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
 /* Load n of the 16 bytes at byte offset `at` of p, and set the other bytes of *v to 0. n and the address must be even.
- * aligned: 1 if n is 16 and the address is a multiple of 16. */
+ * `aligned` must be 1 if n is 16 and the address is a multiple of 16, else 0. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
 #if TE_CUDA
@@ -178,8 +178,8 @@ TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int al
         v->w[i] = low | (uint32_t)high << 16;
     }
 }
-/* Store the first n bytes of *v to byte offset `at` of p. n and the address must be even. aligned: 1 if n is 16 and the
- * address is a multiple of 16. */
+/* Store the first n bytes of *v to byte offset `at` of p. n and the address must be even. `aligned` must be 1 if n is
+ * 16 and the address is a multiple of 16, else 0. */
 TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int aligned) {
     char *to = (char *)p + at;
 #if TE_CUDA
@@ -196,8 +196,8 @@ TE_FN void te_packet_store(void *p, int64_t at, const te_packet *v, int n, int a
     }
 }
 
-/* Do what te_packet_load does, for a packet of which only the first eight bytes are used. aligned: 1 if n is 8 and the
- * address is a multiple of 8. */
+/* Load a packet as te_packet_load does, for a packet that uses only its first eight bytes. `aligned` must be 1 if n is
+ * 8 and the address is a multiple of 8, else 0. */
 TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
     v->w[0] = v->w[1] = 0;
@@ -214,7 +214,7 @@ TE_FN void te_packet_load8(te_packet *v, const void *p, int64_t at, int n, int a
         v->w[i / 2] |= (uint32_t)h << 16 * (i % 2);
     }
 }
-/* Do what te_packet_store does, for a packet of which only the first eight bytes are used. */
+/* Store a packet as te_packet_store does, for a packet that uses only its first eight bytes. */
 TE_FN void te_packet_store8(void *p, int64_t at, const te_packet *v, int n, int aligned) {
     char *to = (char *)p + at;
 #if TE_CUDA

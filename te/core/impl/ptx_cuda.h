@@ -1,14 +1,14 @@
 /* ptx_cuda.h -- functions for instructions that CUDA C++ does not offer. From sm_80 on: shared memory accesses by
- * address and the warp's matrix product (mma; with FP8 from sm_89 on). On sm_90a: mbarriers, TMA, clusters and the
- * warpgroup's matrix product (wgmma). The header also makes tensor maps, and finds out whether a device runs a kernel
- * that was compiled for sm_90a.
+ * address, and the warp's matrix product (mma; with FP8 from sm_89 on). On sm_90a: mbarriers, TMA, clusters, and the
+ * warpgroup's matrix product (wgmma). The header also makes tensor maps, and finds out whether a device can run a
+ * kernel that was compiled for sm_90a.
  *
  * The PTX ISA 8.0 describes the layouts in registers and in shared memory, in the chapter of each instruction.
  */
 #ifndef TE_PTX_CUDA_H
 #define TE_PTX_CUDA_H
 
-#include <cuda.h> /* CUtensorMap; no function of libcuda is linked */
+#include <cuda.h> /* the type CUtensorMap; no function of libcuda is linked */
 
 #include "../dtype.h"  /* te_dtype */
 #include "../target.h" /* te__cuda_status */
@@ -18,8 +18,8 @@
 TE_FN uint32_t te__shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* Load 16 bytes from the shared memory address `from`. The asm statements of te__lds128, te__lds_float and
- * te__sts_float are volatile and have a memory clobber, so that the compiler does not move them ahead of the wait for
- * asynchronous copies. */
+ * te__sts_float are volatile and have a memory clobber, so that the compiler does not move the accesses ahead of the
+ * wait for asynchronous copies. */
 TE_FN void te__lds128(uint32_t w[4], uint32_t from) {
     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -37,7 +37,7 @@ TE_FN void te__sts_float(uint32_t to, float f) {
 }
 
 /* Load four 8 x 8 matrices of 16-bit elements, as fragments for mma.sync. Lane 8 i + j passes the address of row j of
- * matrix i. transpose: 1: each matrix is transposed. */
+ * matrix i. If `transpose` is 1, each matrix is transposed. */
 TE_FN void te__ldmatrix_x4(uint32_t w[4], uint32_t from, const int transpose) {
     if (transpose)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -96,16 +96,16 @@ TE_FN void te__barrier_wait(uint32_t bar, int phase) {
         "r"(phase)
         : "memory");
 }
-/* Do what te__barrier_arrive_remote does, with release semantics at cluster scope: use this if the barrier orders
- * stores to another block's shared memory. */
+/* Arrive at a barrier of another block as te__barrier_arrive_remote does, but with release semantics at cluster scope.
+ * Use this function if the barrier orders stores to the other block's shared memory. */
 TE_FN void te__barrier_arrive_remote_release(uint32_t bar, int cta) {
     asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\n"
                  "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at];\n}" ::"r"(bar),
                  "r"(cta)
                  : "memory");
 }
-/* Do what te__barrier_wait does, with acquire semantics at cluster scope: use this if the barrier orders stores from
- * another block of the cluster. */
+/* Wait for a barrier as te__barrier_wait does, but with acquire semantics at cluster scope. Use this function if the
+ * barrier orders stores from another block of the cluster. */
 TE_FN void te__barrier_wait_acquire_cluster(uint32_t bar, int phase) {
     asm volatile("{\n.reg .pred done;\nwait:\n"
                  "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n@!done bra wait;\n}" ::"r"(
@@ -123,8 +123,8 @@ TE_FN void te__cluster_sync(void) {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 /* TMA: copy the box at (x, y) of a tensor to the shared memory address `to`; the barrier `bar` counts the bytes that
- * have arrived. mask: one bit for each block of the cluster, and the box is multicast to the blocks whose bits are set;
- * 0: it is copied to this block only. */
+ * have arrived. If `mask` is 0, the box is copied to this block only. Otherwise `mask` has one bit for each block of
+ * the cluster, and the box is multicast to the blocks whose bits are set. */
 TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint32_t bar, int mask) {
     if (mask)
         asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -138,8 +138,8 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* TMA: prefetch the tensor map itself, so that the first copy does not have to wait until the map has been read. A
- * kernel may do this before te_kernel_wait, because the map is part of its arguments. */
+/* TMA: prefetch the tensor map itself, so that the first copy need not wait for it. A kernel may do this before
+ * te_kernel_wait, because the map is part of the kernel's arguments. */
 TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
 /* TMA: prefetch the box at (x, y) of a tensor into the L2. */
 TE_FN void te__tma_prefetch_l2(const CUtensorMap *from, int x, int y) {
@@ -163,20 +163,20 @@ TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
 /* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
 
 /* Return the wgmma descriptor of an operand in shared memory with the 128-byte swizzle, which permutes the 16-byte
- * chunks within groups of 8 rows of 128 bytes. K-major: a row belongs to one index of m or n and has its elements for
- * 64 indices of k (in 16 bits); the next 8 indices of m or n begin 1024 bytes later. MN-major (mn_major 1): a row
- * belongs to one index of k and has the elements of 64 indices of m or n; the next 8 indices of k begin 1024 bytes
- * later, and the next 64 indices of m or n 8192 bytes later. */
+ * chunks within groups of 8 rows of 128 bytes. K-major (mn_major 0): a row belongs to one index of m or n, and has its
+ * elements for 64 indices of k (in 16 bits); the next 8 indices of m or n begin 1024 bytes later. MN-major (mn_major
+ * 1): a row belongs to one index of k, and has the elements of 64 indices of m or n; the next 8 indices of k begin 1024
+ * bytes later, and the next 64 indices of m or n 8192 bytes later. */
 TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 /* Return the K-major wgmma descriptor whose low 32-bit word is `low`. The low word contains the address in units of 16
- * bytes, so a kernel steps to an address n bytes higher by adding n / 16 to it. */
+ * bytes, so a kernel adds n / 16 to the low word to step to an address n bytes higher. */
 TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_descriptor(0, 0) >> 32 << 32 | low; }
 
-/* TE__Dn(i): the asm operands for the accumulators d[i] to d[i + n - 1] of a thread. TE__REGISTERS_n: the text by which
- * an instruction names the first n operands. */
+/* TE__Dn(i) lists the asm operands for the accumulators d[i] to d[i + n - 1] of a thread. TE__REGISTERS_n is the text
+ * by which an instruction names the first n operands. */
 #define TE__D4(i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
 #define TE__D8(i) TE__D4(i), TE__D4((i) + 4)
 #define TE__D16(i) TE__D8(i), TE__D8((i) + 8)
@@ -195,9 +195,10 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
                      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
                      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
                      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-/* A wgmma with m = 64 and n columns, in which each thread has `count` accumulators. at_a, at_b, at_add: the indices, as
- * text, of the asm operands a, b and add, which follow the accumulators. type: the part of the instruction's name that
- * states k and the formats. transpose: the instruction's operands that say whether A and B are MN-major. */
+/* A wgmma with m = 64 and n columns, in which each thread has `count` accumulators. at_a, at_b and at_add are the
+ * indices, as text, of the asm operands a, b and add, which follow the accumulators. `type` is the part of the
+ * instruction's name that states k and the formats. `transpose` is the text of the two immediate operands that say
+ * whether A and B are MN-major. */
 #define TE__WGMMA_N(n, count, at_a, at_b, at_add, type, transpose)                                                     \
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" at_add ", 0;\nwgmma.mma_async.sync.aligned.m64n" n type " {" \
                  TE__REGISTERS_##count "}, %" at_a ", %" at_b ", add, 1, 1" transpose ";\n}"                           \
@@ -210,30 +211,32 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
     else if (columns == 64) TE__WGMMA_N("64", 32, "32", "33", "34", type, transpose);    \
     else TE__WGMMA_N("128", 64, "64", "65", "66", type, transpose)
 
-/* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a, b: the wgmma descriptors of A and B.
- * add: 1 adds to D, 0 overwrites it. mn_major: 1 if B is stored as [k, n]; else it is stored as [n, k], K-major, as A
- * is. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a and b are the wgmma descriptors of A and
+ * B. If `add` is 1, the product is added to D; if `add` is 0, it overwrites D. A is stored K-major. If mn_major is 1, B
+ * is stored as [k, n]; if it is 0, B is stored as [n, k], i.e. K-major. */
 TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int mn_major) {
     if (dtype == TE_bf16 && !mn_major) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 0");
     else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
     else if (!mn_major) TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 0");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 0, 1");
 }
-/* Like te__wgmma_n256, for an A that is stored as [k, m] and a B that is stored as [k, n]: both are MN-major. */
+/* Compute the product of te__wgmma_n256 for an A that is stored as [k, m] and a B that is stored as [k, n]: both are
+ * MN-major. */
 TE_FN void te__wgmma_n256_mn_major(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype) {
     if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 1, 1");
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 1, 1");
 }
-/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a, b: the wgmma descriptors of A and B, which may
- * be e4m3 or e5m2, but not both e5m2. add: 1 adds to D, 0 overwrites it. */
+/* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a and b are the wgmma descriptors of A and B,
+ * which may be e4m3 or e5m2, but not both e5m2. If `add` is 1, the product is added to D; if it is 0, it overwrites
+ * D. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
     else if (dtype_a == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e5m2", "");
     else TE__WGMMA_N256("k32.f32.e5m2.e4m3", "");
 }
-/* A warpgroup computes D[64, columns] (+)= A[64, 16] B[columns, 16]^T of bf16 or f16, or A[64, 32] B[columns, 32]^T of
- * e4m3. Both operands are K-major. columns: 16, 32, 64 or 128, a compile-time constant. */
+/* A warpgroup computes D[64, columns] (+)= A[64, 16] B[columns, 16]^T of bf16 or f16, or D[64, columns] (+)= A[64, 32]
+ * B[columns, 32]^T of e4m3. Both operands are K-major. `columns` is a compile-time constant: 16, 32, 64 or 128. */
 TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype dtype, const int columns) {
     if (dtype == TE_bf16) {
         TE__WGMMA_OF_N(columns, "k16.f32.bf16.bf16", ", 0, 0");
@@ -245,7 +248,7 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Wait until at most one committed group of wgmma instructions, the last one, is pending. */
+/* Wait until at most one committed group of wgmma instructions is pending, which is the last one committed. */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 /* Wait until no group of wgmma instructions is pending. */
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -260,8 +263,8 @@ typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType,
                                              CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                              CUtensorMapFloatOOBfill);
 
-/* Return the driver's function cuTensorMapEncodeTiled, looked up at run time; null: the driver does not have it, or the
- * device is not of compute capability 9.0. */
+/* Return the driver's function cuTensorMapEncodeTiled, looked up at run time. Returns null if the driver does not have
+ * it, or if the device is not of compute capability 9.0. */
 TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     void *f = 0;
     int major = 0, minor = 0;
@@ -276,7 +279,7 @@ TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     return (te__tensor_map_encode_fn)f;
 }
 
-/* Do what te__find_tensor_map_encoder does, but look the driver's function up only once for each context. */
+/* Return the driver's function as te__find_tensor_map_encoder does, but look it up only once for each context. */
 TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     if (!ctx->tensor_map_encode_known) {
         ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);
@@ -285,9 +288,10 @@ TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     return (te__tensor_map_encode_fn)ctx->tensor_map_encode;
 }
 
-/* The shape of a tensor for a tensor map. It has `rank` dimensions, the innermost first. size: the extent of the tensor
- * in each dimension, in elements; box: the same for a box, the part that one TMA load copies; pitch[i]: the bytes
- * between consecutive indices of dimension i + 1 (the innermost dimension is contiguous). */
+/* The shape of a tensor for a tensor map. The tensor has `rank` dimensions, the innermost first. size: the extent of
+ * the tensor in each dimension, in elements; box: the extent of a box, the part that one TMA load copies, in each
+ * dimension; pitch[i]: the bytes between consecutive indices of dimension i + 1 (the innermost dimension is
+ * contiguous). */
 typedef struct te__tensor_shape {
     int rank;
     cuuint64_t size[5], pitch[4];
@@ -308,16 +312,16 @@ TE_API te_status te__tensor_map_swizzled(CUtensorMap *map, te__tensor_map_encode
     TE_REQUIRE(e == CUDA_SUCCESS, ctx, TE_ERROR_CUDA, "cuTensorMapEncodeTiled: error %d", (int)e);
     return TE_OK;
 }
-/* Do what te__tensor_map_swizzled does, with the 128-byte swizzle. */
+/* Make a tensor map as te__tensor_map_swizzled does, with the 128-byte swizzle. */
 TE_API te_status te__tensor_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data,
                                 const te__tensor_shape *shape, te_dtype dtype, te_context *ctx) {
     return te__tensor_map_swizzled(map, encode, data, shape, dtype, CU_TENSOR_MAP_SWIZZLE_128B, ctx);
 }
-/* Make a tensor map with which each load chooses its own range of rows, `count` rows from row `first` on, and gets
- * zeros for rows beyond that range ("ragged"). The rows are the last dimension of `shape`.
+/* Make a "ragged" tensor map: each load chooses a range of rows, the `count` rows from row `first` on, and gets zeros
+ * for rows beyond this range. The rows are the last dimension of `shape`.
  *
- * Let R = TE__RAGGED_ROWS and `pitch` the bytes from row to row. The map's row dimension has the extent R, and two more
- * dimensions follow it: one with the pitch `pitch`, too, and one with 2^34 - pitch. For row r of the range, a load
+ * Let R = TE__RAGGED_ROWS, and let `pitch` be the bytes from row to row. The map's row dimension has the extent R. Two
+ * more dimensions follow the row dimension; their pitches are `pitch` and 2^34 - pitch. For row r of the range, a load
  * passes three indices: R - count + r (the result of te__ragged_row), first + count, and R. If r >= count, the first
  * index is out of bounds, so TMA fills in zeros. Otherwise the three terms add up to the address of row first + r,
  * because R * 2^34 = 2^64 and addresses wrap around at 2^64: (R - count + r) * pitch + (first + count) * pitch + R *
@@ -345,41 +349,42 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
-/* A kernel that needs sm_90a, and on which devices it was found to run. runs, fails: bit d is 1 if the kernel runs, or
- * does not run, on device d. It does not run if its code was compiled for another architecture or without inlining. */
+/* A kernel that needs sm_90a, and the devices for which it is known whether the kernel runs there. Bit d of `runs` is 1
+ * if the kernel runs on device d; bit d of `fails` is 1 if it does not, because its code was compiled for another
+ * architecture or without inlining. */
 typedef struct te_sm90_kernel {
-    const void *kernel; /* null: there is no kernel */
+    const void *kernel; /* the kernel, or null if there is none */
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* a kernel with at most this many bytes of local memory per thread is taken to
-                                         * have only spilled registers there; accumulators would take 256 bytes or
-                                         * more */
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory per thread, in bytes. A kernel below the
+                                         * limit is taken to have only spilled registers in local memory; accumulators
+                                         * would take 256 bytes or more */
 
-/* Whether this compilation is for sm_90a with inlining, so that sm_90a kernels will run and need no fallback kernel.
- * They do not run if the compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS). */
+/* 1 if this compilation is for sm_90a and with inlining, so that sm_90a kernels run and need no fallback kernel. They
+ * do not run if the compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS). */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else
 #define TE_SM90_ONLY 1
 #endif
 /* Return whether the device runs code of this kernel that was compiled for sm_90a. Such code has static shared memory,
- * for its barriers; in code for another architecture the kernel is empty and has none. *is becomes the kernel's
+ * for its barriers; code for another architecture is empty and has no static shared memory. *is becomes the kernel's
  * attributes. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();
     return compiled;
 }
-/* Return whether the kernel *k runs on the device. The first call for a device also raises the kernel's limit of
+/* Return whether the kernel *k can run on the device. The first call for a device also raises the kernel's limit of
  * dynamic shared memory to `shared` bytes. */
 TE_API int te__sm90_kernel_ready(te_sm90_kernel *k, int shared, int device) {
     const uint64_t bit = 1ull << (device & 63);
     struct cudaFuncAttributes is;
     if (!k->kernel || __atomic_load_n(&k->fails, __ATOMIC_ACQUIRE) & bit) return 0;
     if (__atomic_load_n(&k->runs, __ATOMIC_ACQUIRE) & bit) return 1;
-    /* In a kernel that was compiled without inlining (-G, -Ofc), accumulators lie in local memory and wgmma does not
-     * work. Such a kernel is recognised by the size of its local memory. */
+    /* In a kernel that was compiled without inlining (-G, -Ofc), the accumulators lie in local memory, and wgmma does
+     * not work. Such a kernel is recognised by the size of its local memory. */
     const int runs =
         te__sm90_kernel_compiled(k, &is) && is.localSizeBytes <= TE_SM90_MAX_SPILL_BYTES &&
         cudaFuncSetAttribute(k->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess;

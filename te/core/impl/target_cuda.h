@@ -16,38 +16,39 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* Define a kernel `name` with `threads` threads per block. Its one argument is a struct of type `type`; its body is
- * `...`, in which te_args points to that struct, and te_at is the te_block of the current block. The macro also defines
- * the kernel's launch function, te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` with `threads` threads per block. The kernel's one argument is a struct of type `type`. The
+ * kernel's body is `...`; in it te_args points to the struct, and te_at is the te_block of the current block. The macro
+ * also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
-/* Do what TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an SM. */
+/* Define a kernel as TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an
+ * SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te__kernel_begin_early, name, name, threads, blocks, type, __VA_ARGS__)
-/* nvcc compiles every kernel of a file, even if it is unused, but a template only if it is instantiated. Therefore a
- * kernel that does not belong to a model is defined as a template, by TE_KERNEL_IF_USED, and every function between the
- * user's call and the kernel's launch is a template, too, by TE_IF_USED. A program then contains these kernels only if
- * it calls them, which tests/unused_kernels.sh checks. Where many functions would have to be templates, they call
- * through a pointer in the model's plan instead (te_plan.convert, te_fp8_ops). */
+/* nvcc compiles every kernel of a file, even if it is unused, but compiles a template only if it is instantiated.
+ * Therefore a kernel that does not belong to a model is defined as a template, by TE_KERNEL_IF_USED, and every function
+ * between the user's call and the kernel's launch is also a template, by TE_IF_USED. A program then contains these
+ * kernels only if it calls them, which tests/unused_kernels.sh checks. Where many functions would have to be templates,
+ * these functions call through a pointer in the model's plan instead (te_plan.convert, te_fp8_ops). */
 #define TE_IF_USED template <int = 0>
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te__kernel_begin_early, name, name<0>, threads, blocks, type, __VA_ARGS__)
-/* Do what TE_KERNEL_IF_USED does, but let no later kernel start before this kernel has ended. Later kernels may
- * therefore read what this kernel has stored even before they call te_kernel_wait. */
+/* Define a kernel as TE_KERNEL_IF_USED does, but let no later kernel start before this kernel has ended. Later kernels
+ * may therefore read memory that this kernel has stored even before they call te_kernel_wait. */
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_IF_USED, TE_IF_USED, te__kernel_begin_no_overlap, name, name<0>, threads, blocks, type,         \
                   __VA_ARGS__;                                                                                       \
                   __threadfence())
-/* For a kernel template `name`, define the function name_if<..>(): it returns the kernel if the constant `exists` is
- * not 0, else null, without instantiating the template. */
+/* For a kernel template `name`, define the function name_if<..>(). If the constant `exists` is not 0, the function
+ * returns the kernel; otherwise it returns null without instantiating the template. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
         if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* Define a kernel and its launch function. link, launch_link: what stands in front of the definitions of the kernel and
- * of the launch function, e.g. TE_IF_USED; begin: the function that the kernel calls first; symbol: the expression that
- * names the kernel in the launch. te_early_: te_launch.early. */
+/* Define a kernel and its launch function. link, launch_link: a prefix of the definition of the kernel and of that of
+ * the launch function, e.g. TE_IF_USED; begin: the function that the kernel calls first; symbol: the expression that
+ * names the kernel in the launch. The kernel's second argument te_early_ is te_launch.early. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks)                                                   \
         name(const __grid_constant__ type te_arg_, const int te_early_) {                                            \
@@ -60,13 +61,13 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)symbol, #name, grid, threads, args, sizeof *args);           \
     }
 
-/* Define a kernel whose body is body(args, block, registers, shared). registers: points to a struct that each thread
- * has in registers; shared: points to a struct in shared memory. */
+/* Define a kernel whose body is body(args, block, registers, shared). `registers` points to a struct that each thread
+ * has in registers; `shared` points to a struct in shared memory. */
 #define TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)                               \
     TE_KERNEL_WITH_PREFETCH(name, threads, blocks, type, registers_type, shared_type, TE__NO_PREFETCH, body)
 #define TE__NO_PREFETCH(args)
-/* Do what TE_KERNEL_WITH does, but the kernel calls prefetch(args) before it waits for the preceding kernel. This
- * function may only prefetch to the L2, which is correct even if another kernel still writes the memory. */
+/* Define a kernel as TE_KERNEL_WITH does, but let it call prefetch(args) before it waits for the preceding kernel. The
+ * function `prefetch` may only prefetch to the L2, which is correct even if another kernel still writes the memory. */
 #define TE_KERNEL_WITH_PREFETCH(name, threads, blocks, type, registers_type, shared_type, prefetch, body)            \
     TE_UNUSED static __global__ void __launch_bounds__(threads, blocks)                                              \
         name(const __grid_constant__ type te_arg_, const int te_early_) {                                            \
@@ -81,22 +82,24 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__cuda_launch_plain(ctx, (const void *)name, #name, grid, threads, args, sizeof *args);             \
     }
 
-/* Do what TE_KERNEL_WITH does, with a kernel that a program contains only if it uses the kernel. */
+/* Define a kernel as TE_KERNEL_WITH does, but one that a program contains only if the program uses it. */
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body)                       \
     TE_KERNEL_IF_USED(name, threads, blocks, type, registers_type te_registers_; TE_SHARED shared_type te_shared_; \
                       body(te_args, te_at, &te_registers_, &te_shared_))
 
 /* Programmatic dependent launch (PDL, CUDA C++ Programming Guide): from compute capability 9.0 on, a kernel's blocks
  * may start before the preceding kernel in the stream has ended. te_kernel_wait waits until the preceding kernel has
- * ended and its stores are visible; te_kernel_trigger lets the blocks of the next kernel start. Every kernel calls
- * te_kernel_begin, which does the two in this order, before it touches memory. Therefore, when a kernel starts, all
- * earlier kernels except the preceding one have ended. There are two exceptions. A small kernel in the middle of a pass
- * (te_launch.early) does the two in the other order. And attention_sm90_decode.h launches two kernels, one that decodes
- * and one that merges its partial results; the second lets the next kernel start at once. So the kernel after these may
- * start while several kernels of the same pass still run. This does no harm, because a kernel that has not waited yet
- * reads only weights, keys and values of earlier passes, and data that te__cache_begin has stored, and those kernels
- * write none of them. And once a kernel has waited, all earlier kernels have ended, because each of them ended only
- * after it had waited for the one before it. */
+ * ended and its stores are visible; te_kernel_trigger lets the blocks of the next kernel start. Before a kernel touches
+ * memory it calls te_kernel_begin, which first waits and then triggers. Therefore, when a kernel starts, all earlier
+ * kernels except the preceding one have ended.
+ *
+ * There are two exceptions. First, a small kernel in the middle of a pass (te_launch.early) triggers first and then
+ * waits. Second, attention_sm90_decode.h launches one kernel that decodes and one that merges its partial results, and
+ * the merging kernel lets the next kernel start at once. In both cases a kernel may start while several earlier kernels
+ * of the same pass still run. This does no harm: before a kernel has waited, it reads only weights, keys and values of
+ * earlier passes, and data that te__cache_begin has stored, and the kernels that may still run write none of these.
+ * Once a kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited for the
+ * kernel before it. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -111,8 +114,8 @@ TE_FN void te_kernel_begin(void) {
     te_kernel_wait();
     te_kernel_trigger();
 }
-/* Does what te_kernel_begin does, but if `early` (te_launch.early) is 1, allows the blocks of the next kernel to start
- * even before it waits. */
+/* Do the work of te_kernel_begin. If `early` (te_launch.early) is 1, let the blocks of the next kernel start even
+ * before this kernel waits. */
 TE_FN void te__kernel_begin_early(int early) {
     if (early) te_kernel_trigger();
     te_kernel_begin();
@@ -156,8 +159,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
 TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                   TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
-/* Let the graphs that this context captures from now on have kernels in place of small fills (graph_replay.h). Code
- * whose passes fill a few bytes of memory calls this function. */
+/* In the graphs that this context captures from now on, replace small fills by kernels (graph_replay.h). Code whose
+ * passes fill a few bytes of memory calls this function. */
 TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }
@@ -174,7 +177,7 @@ TE_API void te__cuda_close(te_context *ctx) {
     ctx->launches = 0;
 }
 
-/* Query the device, and allocate the random state, the counter of work items (te_context.tickets) and the record of
+/* Query the device. Allocate the random state, the counter of work items (te_context.tickets) and the record of
  * launches of a new context. */
 TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     int major = 0, minor = 0, devices = 0;
@@ -200,8 +203,8 @@ TE_API te_status te__cuda_open(te_context *ctx, const te_rng *rng) {
     ctx->launches = calloc(1, sizeof(te_launches)); /* null: launches are not recorded */
     return TE_OK;
 }
-/* Create a context on a CUDA device of compute capability 8.0 or higher, and make it the thread's current device. If
- * this fails, the context contains nothing but the error text. Errors: TE_ERROR_DEVICE, TE_ERROR_CUDA,
+/* Create a context on a CUDA device of compute capability 8.0 or higher, and make this device the thread's current
+ * device. If this fails, only the context's error text is set. Errors: TE_ERROR_DEVICE, TE_ERROR_CUDA,
  * TE_ERROR_MEMORY. */
 TE_API te_status te_context_create(te_context *ctx, int device, uint64_t seed) {
     static const te_target cuda = {"cuda",             te__cuda_allocate, te__cuda_release,     te__cuda_copy,

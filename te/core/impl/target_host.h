@@ -12,14 +12,14 @@
 
 /* ---- instruction sets -------------------------------------------------------------------------------------------- */
 
-/* The instructions for which a kernel of TE_KERNEL_ISA is compiled. TE_ISA_COMPILED: those that the compiler's options
- * allow, also on other CPUs than x86. TE_ISA_AVX2: also AVX2, FMA and F16C. TE_ISA_AVX512: also AVX-512 F, BW, DQ, VL
- * and VNNI. */
+/* The instruction sets for which a kernel of TE_KERNEL_ISA is compiled. TE_ISA_COMPILED: the instructions that the
+ * compiler's options allow, on any CPU. TE_ISA_AVX2: in addition AVX2, FMA and F16C. TE_ISA_AVX512: in addition AVX-512
+ * F, BW, DQ, VL and VNNI. */
 typedef enum te_isa { TE_ISA_COMPILED, TE_ISA_AVX2, TE_ISA_AVX512 } te_isa;
 
-/* A program for x86 contains these kernels for each te_isa, and te_context_create chooses one by the CPU on which the
- * program runs. The program contains them only once if the compiler's options allow AVX-512 already, or with
- * -DTE_NO_DISPATCH. */
+/* A program for x86 contains each kernel of TE_KERNEL_ISA once for each te_isa, and te_context_create chooses one
+ * version by the CPU on which the program runs. The program contains only one version of each kernel if it is compiled
+ * with -DTE_NO_DISPATCH, or if the compiler's options allow AVX-512 already. */
 #if defined __x86_64__ && defined __GNUC__ && !defined TE_NO_DISPATCH && \
     !(defined __AVX512VNNI__ && defined __AVX512VL__ && defined __AVX512BW__ && defined __AVX512DQ__)
 #define TE__DISPATCH 1
@@ -31,7 +31,8 @@ typedef enum te_isa { TE_ISA_COMPILED, TE_ISA_AVX2, TE_ISA_AVX512 } te_isa;
 #define TE__TARGET_AVX512
 #endif
 
-/* The best te_isa of this CPU and program. CPUs with AVX2 and FMA also have F16C, whose name clang 14 does not know. */
+/* Return the best te_isa that this CPU and this program support. The function does not ask for F16C, whose name clang
+ * 14 does not know, because CPUs with AVX2 and FMA also have F16C. */
 TE_API te_isa te__isa_of_cpu(void) {
 #if TE__DISPATCH
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return TE_ISA_COMPILED;
@@ -54,9 +55,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_MEMORY(name, type, 0, __VA_ARGS__)
-/* Define a kernel each of whose thread blocks gets `bytes` bytes of memory, te_memory, for its tiles (host only). The
+/* Define a kernel (host only) in which each thread block gets `bytes` bytes of memory, te_memory, for its tiles. The
  * tiles do not lie on the stack, because a thread's stack may have only 128 KB (musl). The context owns the memory, one
- * part for each thread that runs blocks. */
+ * part for each thread that runs thread blocks. */
 #define TE_KERNEL_MEMORY(name, type, bytes, ...)                                                   \
     TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {              \
         const type *te_args = (const type *)te_arg_;                                               \
@@ -67,8 +68,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         return te__host_launch(ctx, name, grid, args, bytes);                                      \
     }
 
-/* Define a kernel as TE_KERNEL_MEMORY does, compiled for each te_isa. In the body, te_isa_ is the constant te_isa, and
- * every function that the body calls must be a TE_FN, which is then compiled for these instructions as well. */
+/* Define a kernel as TE_KERNEL_MEMORY does, compiled once for each te_isa. In the body, te_isa_ is the te_isa of the
+ * version, as a constant. Every function that the body calls must be a TE_FN, so that it is compiled for the same
+ * instructions. */
 #if TE__DISPATCH
 #define TE__KERNEL_OF_ISA(name, isa, attribute, type, ...)                                          \
     attribute TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {     \
@@ -96,8 +98,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_IF_USED(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 #define TE_KERNEL_IF_USED_NO_OVERLAP(name, threads, blocks, type, ...) TE_KERNEL(name, threads, type, __VA_ARGS__)
 
-/* The size limit, in bytes, up to which a block's registers and shared memory lie on the stack; larger ones lie in
- * te_memory. */
+/* The size, in bytes, up to which the structs for a block's registers and shared memory lie on the stack. Larger
+ * structs lie in te_memory. */
 #ifndef TE__HOST_STACK_BYTES
 #define TE__HOST_STACK_BYTES (16 * 1024)
 #endif
@@ -123,9 +125,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
-/* Set *memory to the memory of thread 0, which is followed by that of the other threads: `bytes` bytes for each of
- * `threads` threads. The context owns the memory, so only the first launch of a kernel that needs more than before
- * allocates. */
+/* Set *memory to memory with `bytes` bytes for each of `threads` threads, one part behind the other, beginning with
+ * thread 0. The context owns the memory, so only the first launch of a kernel that needs more than all kernels before
+ * it allocates. */
 TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
     const size_t all = (size_t)threads * bytes;
     *memory = (char *)ctx->kernel_memory;
@@ -137,8 +139,8 @@ TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t b
     return *memory ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "cannot allocate %zu bytes for the tiles of %d threads", all,
                                      threads);
 }
-/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. bytes: the memory
- * (te_memory) that each block needs. */
+/* Run all blocks of a kernel's grid, one after the other or, with OpenMP, on several threads. `bytes` is the size of
+ * the memory (te_memory) that each block needs. */
 TE_API te_status te__host_launch(te_context *ctx, void (*kernel)(const void *, te_block, void *), te_grid grid,
                                  const void *args, size_t bytes) {
     const int n = grid.x * grid.y;
@@ -197,8 +199,8 @@ TE_API void te__host_close(te_context *ctx) {
     ctx->kernel_memory = 0, ctx->kernel_memory_bytes = 0;
 }
 
-/* On CUDA these functions record launches (graph_replay.h). On the host they do nothing, because there every launch
- * runs at once. */
+/* On CUDA these functions record launches (graph_replay.h). On the host they do nothing, because every launch on the
+ * host runs at once. */
 TE_API te_status te_launch_flush(te_context *ctx) { return (void)ctx, TE_OK; }
 TE_API void te__launch_record_begin(te_context *ctx) { (void)ctx; }
 TE_API te_status te__launch_record_end(te_context *ctx, te_status status) { return (void)ctx, status; }

@@ -16,10 +16,10 @@
  *     TE_FP8_KERNELS(my_kernel, 4, my_args, my_load, my_compute, 1)
  *     ... TE_TRY(te__fp8_check(&args.out, "my_op", ctx)); TE_TRY(my_kernel_run(&args, ctx));
  *
- * A block casts a tile of 128 x 128 elements, and each of its lanes a piece of 8 x 8. A lane loads the eight rows of
- * its piece at once, stores eight bytes of y for each row, transposes the bytes in registers and writes them to shared
- * memory. From there the block stores the transposed tile in runs of 128 bytes. Lower bound: the inputs are read once,
- * y and yt written once (for bf16 4 bytes an element, 3 without yt, 2 for amax alone). Measurements:
+ * A thread block casts a tile of 128 x 128 elements, and each of its lanes (threads) a piece of 8 x 8. A lane loads the
+ * eight rows of its piece at once, stores eight bytes of y for each row, transposes the bytes in registers, and writes
+ * them to shared memory. From there the block stores the transposed tile in runs of 128 bytes. Lower bound: the inputs
+ * are read once, y and yt written once (bytes for each bf16 element: 4; without yt 3; amax alone 2). Measurements:
  * docs/notes/fp8_casts.md.
  */
 #ifndef TE_CAST_TRANSPOSE_H
@@ -41,31 +41,32 @@ enum {
 
 /* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
-    uint8_t *y, *yt;    /* y: [rows, cols]; yt: its transpose, [cols, yt_cols]; null: not wanted */
-    float *amax;        /* set to the maximum of its current value and the magnitudes of all elements before they are
-                         * scaled; null: not wanted */
-    const float *scale; /* each element is multiplied by *scale before it is rounded; null: the scale is 1 */
-    float *inverse;     /* [2], output: 1 / scale and scale (te_scale_save); null: not wanted */
+    uint8_t *y, *yt;    /* y is [rows, cols]; yt is the transpose of y, [cols, yt_cols]. Each pointer may be null if
+                         * that output is not wanted */
+    float *amax;        /* updated to the maximum of its current value and the magnitudes of all elements before
+                         * scaling; null if no amax is wanted */
+    const float *scale; /* each element is multiplied by *scale before it is rounded; null stands for a scale of 1 */
+    float *inverse;     /* [2], output: 1 / scale and the scale (te_scale_save); null if they are not wanted */
     int64_t rows, cols;
-    /* at least rows, at most rows + 127: GEMMs need a multiple of 16. The columns of yt from index `rows` on are filled
-     * with zeros. */
+    /* the number of columns of yt: at least rows, at most rows + 127. It may exceed `rows` because GEMMs need a
+     * multiple of 16. The columns of yt from index `rows` on are filled with zeros. */
     int64_t yt_cols;
     te_dtype to;        /* e4m3 or e5m2 */
-    const te_rng *rng;  /* for stochastic rounding: the random state */
-    /* for stochastic rounding: the number of the random stream from which this tensor's numbers come */
+    const te_rng *rng;  /* the random state for stochastic rounding */
+    /* the number of the random stream from which stochastic rounding of this tensor draws */
     uint32_t stream;
 } te_fp8_out;
 
-/* The types of the two functions from which TE_FP8_KERNELS makes a kernel. load: loads from each input the eight
- * elements that begin at (row, col); only the first n of them lie in the tensor. compute: computes eight results from
- * these elements. arg: the kernel's arguments. aligned: a compile-time constant; 1 if n is 8 and the index of the first
- * element is a multiple of eight. */
+/* The types of the two functions from which TE_FP8_KERNELS makes a kernel. The load function loads from each input the
+ * eight elements that begin at (row, col); only the first n of these lie in the tensor. The compute function computes
+ * eight results from these elements. `arg` points to the kernel's arguments. `aligned` is a compile-time constant; it
+ * is 1 if n is 8 and the index of the first element is a multiple of eight. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
 /* Compile-time constants of a kernel. */
 typedef struct te_fp8_options {
-    int inputs;     /* how many vectors of eight elements the function load fills, at most TE_FP8_MAX_INPUTS */
+    int inputs;     /* how many vectors of eight elements the load function fills, at most TE_FP8_MAX_INPUTS */
     int aligned;    /* 1: cols is a multiple of 8 */
     int stochastic; /* 1: stochastic rounding, 0: rounding to nearest even */
     te_dtype to;
@@ -77,8 +78,8 @@ TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, cons
     return k;
 }
 
-/* The position of a lane's 8 x 8 piece. The piece begins at (row, col) of a tile, which begins at (row0, col0) of the
- * tensor. */
+/* The position of a lane's 8 x 8 piece: (row, col) relative to the tile in which it lies. The tile begins at (row0,
+ * col0) of the tensor. */
 typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
 
 TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col) {
@@ -95,15 +96,16 @@ typedef struct __attribute__((aligned(16))) te_fp8_shared {
 typedef struct __attribute__((aligned(8), may_alias)) te__bytes8 { uint32_t w[2]; } te__bytes8;
 typedef struct __attribute__((aligned(16), may_alias)) te__bytes16 { uint32_t w[4]; } te__bytes16;
 
-/* The index in te_fp8_shared of the word that holds rows `row` to row + 3 of column `col`. Words are swizzled so that
- * columns that are eight apart lie in different banks. */
+/* Return the index in te_fp8_shared of the word that holds rows `row` to row + 3 of column `col`. Words are swizzled so
+ * that columns that are eight apart lie in different banks. */
 TE_FN int te__fp8_word_at(int col, int row) {
     return col * (TE_FP8_TILE / 4) + ((row / 16 ^ (col / 8 & 7)) * 4 | (row / 4 & 3));
 }
 
 /* ---- a lane's piece of 8 x 8 ------------------------------------------------------------------------------------- */
 
-/* Store the first n of eight bytes to y + at. aligned: 1 if n is 8 and the address is a multiple of eight. */
+/* Store the first n of eight bytes to y + at. `aligned` must be 1 if n is 8 and the address is a multiple of eight,
+ * else 0. */
 TE_FN void te__fp8_store_row(uint8_t *y, int64_t at, const uint32_t r[2], int n, const int aligned) {
     if (aligned) {
         te__bytes8 eight;
@@ -112,8 +114,8 @@ TE_FN void te__fp8_store_row(uint8_t *y, int64_t at, const uint32_t r[2], int n,
     } else
         TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) y[at + k] = (uint8_t)(r[k / 4] >> 8 * (k % 4));
 }
-/* Write a piece, which holds eight bytes of each of eight rows and begins at (row, col) of the tile, into the
- * transposed tile. */
+/* Write a piece into the transposed tile in shared memory. The piece holds eight bytes of each of eight rows and begins
+ * at (row, col) of the tile. */
 TE_FN void te__fp8_transpose_piece(te_fp8_shared *transposed, uint32_t r[8][2], int row, int col) {
     TE_UNROLL for (int half = 0; half < 2; half++) {
         uint32_t from[2][4], t[2][4];
@@ -140,8 +142,8 @@ TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out
         r[k / 4] |= byte << 8 * (k % 4);
     }
 }
-/* Compute the elements v of a lane's piece, cast them, and store the result to y and to the transposed tile. Returns
- * the bits of the largest |v| before scaling. */
+/* Compute the elements v of a lane's 8 x 8 piece, cast them, and store the result to y and to the transposed tile.
+ * Returns the largest |v| before scaling, as the bits of a float. */
 TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, te_fp8_load_fn load,
                                   te_fp8_compute_fn compute, const void *arg, const te_fp8_options k,
                                   const te_fp8_piece at) {
@@ -172,8 +174,8 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
 /* Store the first n of 16 bytes to a row of yt; the other bytes would lie outside of yt. Of the n bytes, those from
- * index `exist` on are padding and become 0. aligned: 1 if all 16 bytes are data that lies in yt and the address is a
- * multiple of 16. */
+ * index `exist` on are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16, and
+ * the address is a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -181,8 +183,8 @@ TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist
             if (k < n) to[k] = k < exist ? (uint8_t)(w.w[k / 4] >> 8 * (k % 4)) : 0;
         }
 }
-/* Store the transposed tile whose first element is (row, col) of the tensor. Each lane stores chunks of 16 bytes, i.e.
- * 16 rows of one column of the tile. */
+/* Store the transposed tile to yt. The tile's first element is (row, col) of the tensor. Each lane stores chunks of 16
+ * bytes, i.e. 16 rows of one column of the tile. */
 TE_FN void te__fp8_store_tile(const te_fp8_out *o, const te_fp8_shared *transposed, int64_t row, int64_t col,
                               te_lanes g) {
     enum { CHUNKS = TE_FP8_TILE / 16 };
@@ -218,8 +220,8 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* Cast the tile of block b to o->to, one of the two FP8 formats. The branch on the format makes k.to a compile-time
- * constant for the code of each format. */
+/* Cast the tile of block b to o->to, e4m3 or e5m2. The branch on the format makes k.to a compile-time constant for the
+ * code of each format. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -228,8 +230,8 @@ TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transpose
 
 /* ---- kernels of a producer --------------------------------------------------------------------------------------- */
 
-/* Make the checks that every call of a kernel with these outputs needs. who: the name of the calling function, for the
- * error text. */
+/* Make the checks that every call of a kernel with these outputs needs. `who` is the name of the calling function, for
+ * the error text. */
 TE_API te_status te__fp8_check(const te_fp8_out *o, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(te_is_fp8(o->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(o->to));
@@ -249,10 +251,10 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
     return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
-/* Define two kernels that cast the results of `compute`, one for cols that are a multiple of eight and one for other
- * cols, and te_status name_run(const type *, ctx), which launches the one that fits. resident: the number of blocks
- * that must fit on an SM, for which the compiler limits the registers of a thread; inputs: how many vectors the
- * function load fills. */
+/* Define two kernels that cast the results of `compute`, one for `cols` that are a multiple of eight and one for other
+ * `cols`; and te_status name_run(const type *, ctx), which launches the kernel that fits. resident: the number of
+ * blocks that must fit on an SM, for which the compiler limits the registers of a thread; inputs: how many vectors the
+ * load function fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -263,8 +265,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* Define one kernel that casts the results of `compute`. aligned: 1 if it is for cols that are a multiple of eight.
- * stochastic: 1 if it rounds stochastically, for which aligned must be 1. */
+/* Define one kernel that casts the results of `compute`. aligned: 1 if the kernel is for `cols` that are a multiple of
+ * eight. stochastic: 1 if the kernel rounds stochastically; then `aligned` must be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -272,20 +274,21 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
-/* Arguments of a cast y = x * scale, rounded to nearest even and saturated (dtype.h); yt [cols, rows] has the same
+/* Arguments of a cast y = x * scale, rounded to nearest even and saturated (dtype.h). yt [cols, rows] has the same
  * bytes as y, transposed. If y and yt are null, only amax is computed, as in the first pass of current scaling. */
 typedef struct te_quantize {
-    void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: not wanted */
-    float *amax;        /* set to the maximum of its current value and all |x|; target memory; null: not wanted */
+    void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; each may be null if it is not wanted */
+    float *amax;        /* updated to the maximum of its current value and all |x|; in target memory; null if no amax is
+                         * wanted */
     const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
-    const float *scale; /* target memory; null: the scale is 1 */
-    float *inverse;     /* [2], output: 1 / scale and scale; target memory; null: not wanted */
+    const float *scale; /* in target memory; null stands for a scale of 1 */
+    float *inverse;     /* [2], output: 1 / scale and the scale; in target memory; null if they are not wanted */
     int64_t rows, cols;
     int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
     te_dtype to;
-    const te_rng *rng;  /* for stochastic rounding: the random state, in target memory */
-    /* for stochastic rounding: the number of the random stream; two tensors that are cast with the same state in one
-     * pass must have different streams, else they would get the same random numbers */
+    const te_rng *rng;  /* the random state for stochastic rounding, in target memory */
+    /* the number of the random stream for stochastic rounding. Two tensors that are cast with the same random state in
+     * one pass must have different streams; otherwise they would get the same random numbers */
     uint32_t stream;
 } te_quantize;
 
@@ -299,7 +302,7 @@ TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
 typedef struct te_quantize_args { te_fp8_out out; const void *x; } te_quantize_args;
 
 /* If no transpose is wanted, reshape the tensor so that its rows are as long as possible, but no longer than a row of a
- * tile. Without a transpose the shape does not matter for the result. */
+ * tile. The result of a cast without a transpose does not depend on the shape. */
 TE_API void te__quantize_flatten(te_fp8_out *o) {
     int64_t cols = TE_FP8_TILE;
     if (o->yt) return;
@@ -323,7 +326,7 @@ TE_API te_status te__quantize_args_of(te_quantize_args *a, const te_quantize *q,
     return TE_OK;
 }
 
-/* The load function for tensors of dtype `from`, a compile-time constant. */
+/* The load function for tensors of dtype `from`, which is a compile-time constant. */
 TE_FN void te__quantize_load(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned,
                              te_dtype from) {
     const te_quantize_args *a = (const te_quantize_args *)arg;
@@ -336,8 +339,8 @@ TE_API te_status te__quantize_run(te__quantize_fn run, const te_quantize *q, con
     return run(&a, ctx);
 }
 
-/* the number of blocks that must fit on an SM, for which the compiler limits the registers of a thread; fewer if x is
- * f32, which takes more registers */
+/* the number of blocks that must fit on an SM, for which the compiler limits the registers of a thread. The number is
+ * smaller for an x in f32, which takes more registers */
 enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 #define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
 
@@ -347,9 +350,9 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* Define a kernel for tensors of dtype `from` whose cols are a multiple of eight, as is always the case in a list of
- * ops, and te_status name_run(const te_quantize *q, te_context *ctx). For other cols, TE_QUANTIZE defines a second
- * kernel. */
+/* Define a kernel for tensors of dtype `from` whose `cols` are a multiple of eight, as all widths in a list of ops are;
+ * and te_status name_run(const te_quantize *q, te_context *ctx). (TE_QUANTIZE defines a second kernel, for other
+ * `cols`.) */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \
@@ -381,9 +384,9 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
-/* The arguments of a kernel that casts all tensors of a table to e4m3. The table has a te_quantize_args for each
- * tensor; a chunk of the table is one tile of a tensor. The kernel reads and writes as many bytes as one launch for
- * each tensor would. */
+/* The arguments of a kernel that casts all tensors of a table to e4m3 in one launch. The table has a te_quantize_args
+ * for each tensor; a chunk of the table is one tile of a tensor. The kernel reads and writes as many bytes as one
+ * launch for each tensor would. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
     int cast; /* 1: compute y and yt; 0: compute only amax */
@@ -395,7 +398,7 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
     else a.out.y = a.out.yt = 0;
     return a;
 }
-/* Define te_status name_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx), for tensors whose cols
+/* Define te_status name_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx), for tensors whose `cols`
  * are a multiple of eight. */
 #define TE_QUANTIZE_MULTI_TENSOR(name, from)                                                                          \
     TE__QUANTIZE_PRODUCER(name##_multi_tensor, from)                                                                  \
@@ -434,8 +437,8 @@ TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_s
     te_block_sync();
     te__fp8_store_tile(&a->out, transposed, row, col, g);
 }
-/* Define the kernel, and te_status name_run(const te_quantize *q, te_context *ctx), which transposes q->x, in FP8, to
- * q->yt; cols must be a multiple of eight. All members of q except x, yt, rows, cols and yt_cols are ignored. */
+/* Define a kernel, and te_status name_run(const te_quantize *q, te_context *ctx), which transposes q->x, in FP8, to
+ * q->yt. q->cols must be a multiple of eight. All members of q except x, yt, rows, cols and yt_cols are ignored. */
 #define TE_TRANSPOSE_FP8(name)                                                                                        \
     TE_KERNEL_RESIDENT(name##_kernel, TE_FP8_THREADS, 6, te_quantize_args, TE_SHARED te_fp8_shared transposed;        \
                        te_transpose_fp8_body(te_args, te_at, &transposed))                                            \

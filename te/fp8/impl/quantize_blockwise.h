@@ -14,9 +14,9 @@
  * transposed. scale = the largest number of the format / amax of the block; it is 1 if amax is 0, infinite or NaN.
  * scales.h describes the layout of scales.
  *
- * A block of threads casts a tile of 128 x 128. Each lane holds 8 x 8 elements in registers while the amax of each row
- * and column is reduced in shared memory. Lower bound: the time of a copy of the same bytes. For each bf16 element
- * these are 4.06: 2 of x, 1 of y, 1 of yt, and 1/32 of each of the two arrays of scales. Measurements:
+ * A thread block casts a tile of 128 x 128. Each lane (thread) holds 8 x 8 elements in registers while the amax of each
+ * row and column is reduced in shared memory. Lower bound: the time of a copy of the same bytes. These are 4.06 bytes
+ * for each bf16 element: 2 of x, 1 of y, 1 of yt, and 1/32 of each of the two arrays of scales. Measurements:
  * docs/notes/fp8_casts.md.
  */
 #ifndef TE_QUANTIZE_BLOCKWISE_H
@@ -27,14 +27,16 @@
 #include "cast_transpose.h"    /* te__fp8_transpose_piece, te__fp8_store_tile */
 
 typedef struct te_quantize_blockwise {
-    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: not wanted */
+    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols], of dtype `to`; each may be null if it is not
+                                     * wanted */
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
     int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
     te_dtype to;
-    int square_blocks;  /* 1: blocks of 128 x 128, 0: of 1 x 128 */
-    te_scale_rule rule; /* of the rule only epsilon, margin and power_of_two are used: there is no history */
+    int square_blocks;  /* 1: blocks of 128 x 128 elements; 0: blocks of 1 x 128 elements */
+    te_scale_rule rule; /* only the members epsilon, margin and power_of_two of the rule are used, because there is no
+                         * amax history */
 } te_quantize_blockwise;
 
 TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
@@ -48,24 +50,26 @@ typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te
 
 enum {
     TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* the number of 8 x 8 pieces along a side of the tile; on CUDA
-                                                            each lane has one piece */
-    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces that a lane has: on CUDA one; on
-                                                            the host all pieces of the tile */
-    /* the pitch of te_blockwise_shared.amax, in words; padded so that the lanes of a warp write to different banks */
+                                                          * each lane has one piece */
+    TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces that a lane has: one on CUDA, all
+                                                          * pieces of the tile on the host */
+    /* the pitch of te_blockwise_shared.amax, in words. It is padded so that the lanes of a warp write to different
+     * banks */
     TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4
 };
 /* The 8 x 8 pieces of x that a lane holds in registers while the scales are computed. */
 typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_blockwise_registers;
-/* In the arrays below, a line is a row or a column of the tile; their first index is 0 for rows and 1 for columns. */
+/* In the arrays of this struct, a "line" is a row or a column of the tile. The first index of an array is 0 for rows
+ * and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
         /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among elements 8 k to 8 k + 7 of this row or column
-         * of the tile, in the dtype of x. If x has 16 bits, a word holds those of two neighbouring lines */
+         * of the tile, in the dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
-    uint32_t line[2][TE_FP8_TILE]; /* the bits of each line's scale; with 2D blocks, until the scale is computed, the
-                                      bits of the line's largest |x| */
+    uint32_t line[2][TE_FP8_TILE]; /* the bits of each line's scale. With 2D blocks, it has the bits of the line's
+                                    * largest |x| until the scale is computed */
 } te_blockwise_shared;
 
 /* The position in the tensor of a tile's first element. */
@@ -79,17 +83,18 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 
 /* ---- load, and the amax of each line ----------------------------------------------------------------------------- */
 
-/* Returns how many rows of the 8 x 8 piece at (row, col) lie in the tensor; 0 if col is past the tensor's last
- * column. */
+/* Return how many rows of the 8 x 8 piece at (row, col) lie in the tensor. If col is past the tensor's last column,
+ * return 0. */
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
-/* Load piece i of the tile at (row0, col0). from: the dtype of x; here and below a compile-time constant. */
+/* Load piece i of the tile at (row0, col0). `from` is the dtype of x; here and below it is a compile-time constant. */
 TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
                               const te_dtype from) {
     const int64_t row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = col0 + i % TE_BLOCKWISE_LANES_A_SIDE * 8;
     const int rows = te__blockwise_rows(q->rows, q->cols, row, col);
-    /* the bytes of a row; they fit into 32 bits, which te__blockwise_args_of has checked */
+    /* the bytes of a row of x. They fit into 32 bits, because te__blockwise_args_of has checked the number of
+     * columns */
     const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from));
     const char *first =
         (const char *)te_opaque_pointer((const char *)q->x + (row * q->cols + col) * (int64_t)te_dtype_bytes(from));
@@ -98,8 +103,8 @@ TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int6
         if ((int)k < rows) te_vec8_load(&x[k], first + (uint64_t)k * pitch, 0, 8, 1, from);
     }
 }
-/* Store eight elements to `to`: four words if an element has 16 bits, else eight words. The address is a multiple of 16
- * bytes. */
+/* Store eight elements to `to`, which is aligned to 16 bytes: as four words if an element has 16 bits, else as eight
+ * words. */
 TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dtype from) {
     TE_UNROLL for (int h = 0; h < (from == TE_f32 ? 2 : 1); h++) {
         te__bytes16 four;
@@ -121,7 +126,8 @@ TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, 
     te__blockwise_store_words(&s->u.amax[0][across][words * down], &of_rows, from);
     te__blockwise_store_words(&s->u.amax[1][down][words * across], &of_cols, from);
 }
-/* Returns the bits of the largest |x| of line i: row i of the tile, or column i - TE_FP8_TILE if i >= TE_FP8_TILE. */
+/* Return the largest |x| of line i, as the bits of a float. If i < TE_FP8_TILE, this is row i of the tile; otherwise it
+ * is column i - TE_FP8_TILE. */
 TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, const te_dtype from) {
     const int at = i % TE_FP8_TILE, is_16_bit = from != TE_f32;
     uint32_t amax = 0;
@@ -135,8 +141,8 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
 /* Set s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With blocks of 1 x
- * 128, s->line becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse; with blocks of 128 x
- * 128, s->line becomes the line's largest |x|. format_max: the largest number of the FP8 format. */
+ * 128, s->line becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse. With blocks of 128 x
+ * 128, s->line becomes the line's largest |x|. format_max is the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;
@@ -159,7 +165,7 @@ TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t 
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
         inverse[te_blockwise_2d_scale_at(cols, row, k)] = 1.0f;
 }
-/* With blocks of 128 x 128: set s->line of all lines to the scale of the whole tile; the first lane stores 1 /
+/* With blocks of 128 x 128: set s->line of all lines to the scale of the whole tile. The first lane stores 1 /
  * scale. */
 TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o,
                                   te_lanes g, float format_max) {
@@ -178,9 +184,9 @@ TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_s
 
 /* ---- cast and store ---------------------------------------------------------------------------------------------- */
 
-/* Cast piece i (8 x 8 elements). If by_columns is 0, multiply by the scales of the piece's rows, and store the result
- * to y; if 1, multiply by the scales of the piece's columns, and store the result to the transposed tile in shared
- * memory. by_columns and the formats are compile-time constants. */
+/* Cast piece i (8 x 8 elements). If by_columns is 0, multiply the elements by the scales of the piece's rows, and store
+ * the result to y. If by_columns is 1, multiply the elements by the scales of the piece's columns, and store the result
+ * to the transposed tile in shared memory. by_columns and the formats are compile-time constants. */
 TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te_blockwise_shared *s,
                               te_blockwise_origin o, int i, const int by_columns, const te_dtype from,
                               const te_dtype to) {
@@ -204,7 +210,7 @@ TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te
     }
     if (by_columns) te__fp8_transpose_piece(&s->u.transposed, r, row, col);
 }
-/* Cast and store the tile at (row, col), which the lanes hold in registers. */
+/* Compute the scales of the tile at (row, col), cast the tile, and store it. The lanes hold the tile in registers. */
 TE_FN void te__blockwise_store(const te_blockwise_args *a, const te_blockwise_registers *held, te_blockwise_shared *s,
                                te_lanes g, int64_t row, int64_t col, const te_dtype from, const te_dtype to) {
     const te_quantize_blockwise *q = &a->q;
@@ -264,8 +270,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-/* the number of blocks that must fit on an SM: the compiler limits registers accordingly. An x in f32 takes more
- * registers */
+/* the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is smaller for an x
+ * in f32, which takes more registers */
 #define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context

@@ -1,5 +1,5 @@
-/* quantize_mxfp8.h -- casts a tensor to MXFP8: elements in e4m3, and a scale in e8m0 for each block of 32 elements of a
- * row, of a column, or of both, in one pass.
+/* quantize_mxfp8.h -- casts a tensor to MXFP8 in one pass: elements in e4m3, and a scale in e8m0 for each block of 32
+ * elements. A block is a part of a row or of a column; the kernel can cast by rows, by columns, or both.
  *
  * Do this:
  *     TE_QUANTIZE_MXFP8(of_bf16, bf16)                                // defines the kernels and of_bf16_run
@@ -8,13 +8,13 @@
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
  * scale = the smallest power of two that is not below amax / 448, where amax * (1 / 448) is computed in f32, and amax
- * ignores NaNs; an element is x / scale, rounded to nearest even and saturated. This is TransformerEngine's definition.
+ * ignores NaNs. An element is x / scale, rounded to nearest even and saturated. This is TransformerEngine's definition.
  * An infinity becomes 448 in a block of scale 2^127, so its value is infinite in f32; a NaN stays NaN.
  *
- * A warp casts a tile of 32 x 128 elements, four units of 32 x 32; a lane holds 16 rows of eight columns in registers,
- * and shuffles find the amax of rows (over four lanes) and of columns (over two). Lower bound: the time of a copy of
- * the same bytes, for each bf16 element 4.06: 2 of x, 1 each of y and yt, and 1/32 each of their scales.
- * docs/notes/fp8_casts.md has measurements.
+ * A warp casts a tile of 32 x 128 elements, which consists of four units of 32 x 32. A lane holds 16 rows of eight
+ * columns in registers; shuffles find the amax of a row (over four lanes) and of a column (over two lanes). Lower
+ * bound: the time of a copy of the same bytes. These are 4.06 bytes for each bf16 element: 2 of x, 1 of y, 1 of yt, and
+ * 1/32 of each of the two arrays of scales. docs/notes/fp8_casts.md has measurements.
  */
 #ifndef TE_QUANTIZE_MXFP8_H
 #define TE_QUANTIZE_MXFP8_H
@@ -25,20 +25,20 @@
 #include "cast_transpose.h"   /* te__fp8_store_row */
 
 enum {
-    TE_MXFP8_ROWS = TE_CUDA ? 16 : 32,  /* the rows of a unit that a lane holds */
-    TE_MXFP8_VECTORS = TE_CUDA ? 1 : 4, /* the vectors of eight columns of a unit that a lane holds */
+    TE_MXFP8_ROWS = TE_CUDA ? 16 : 32,  /* the number of rows of a 32 x 32 unit that a lane holds */
+    TE_MXFP8_VECTORS = TE_CUDA ? 1 : 4, /* the number of vectors of eight columns of a unit that a lane holds */
     TE_MXFP8_THREADS = TE_CUDA ? 256 : 1,
-    TE_MXFP8_UNITS = 32, /* the units that a block of threads casts: on CUDA four in each warp */
+    TE_MXFP8_UNITS = 32, /* the number of units that a thread block casts: on CUDA four for each warp */
     TE_MXFP8_TILE_COLS = 4 * TE_MXFP8_BLOCK
 };
 
-/* What a lane holds of a unit: the first row and column of its part. across: 0 to 3, down: 0 or 1: which of the unit's
- * lanes it is; on the host both are 0. */
+/* The part of a 32 x 32 unit that a lane holds. (row, col): the first row and column of this part in the tensor.
+ * across, down: the lane's position among the unit's lanes, which are 4 across and 2 down; both are 0 on the host. */
 typedef struct te__mxfp8_lane { int64_t row, col; int across, down; } te__mxfp8_lane;
 /* Compile-time constants of a kernel. */
 typedef struct te__mxfp8_kind {
     int aligned; /* 1: cols is a multiple of eight */
-    int rounded; /* 1: stores the rounded values; 0: stores elements and scales */
+    int rounded; /* 1: the kernel stores the rounded values in the dtype of x; 0: it stores elements and scales */
     te_dtype from;
 } te__mxfp8_kind;
 
@@ -47,8 +47,9 @@ TE_FN te__mxfp8_kind te__mxfp8_kind_of(const int aligned, const int rounded, con
     k.aligned = aligned, k.rounded = rounded, k.from = from;
     return k;
 }
-/* Returns what lane `lane` of the block holds in unit number `unit` of the whole tensor. Four units, side by side, are
- * a tile. On CUDA the lanes of a warp are 16 across and 2 down, so that they load 128 columns of a row. */
+/* Return the part of unit number `unit` of the whole tensor that lane `lane` of the thread block holds. Four units,
+ * side by side, form a tile. On CUDA the lanes of a warp are 16 across and 2 down, so that the warp loads 128 columns
+ * of a row at once. */
 TE_FN te__mxfp8_lane te__mxfp8_lane_of(int64_t cols, uint32_t unit, int lane) {
     te__mxfp8_lane l;
     const uint32_t tiles_across = (uint32_t)te_ceil_div(cols, TE_MXFP8_TILE_COLS), tile = unit / 4;
@@ -57,14 +58,14 @@ TE_FN te__mxfp8_lane te__mxfp8_lane_of(int64_t cols, uint32_t unit, int lane) {
     l.col = (int64_t)(tile % tiles_across * 4 + unit % 4) * TE_MXFP8_BLOCK + l.across * 8;
     return l;
 }
-/* Returns the scale of a block with this amax, which ignores NaNs: te_e8m0_of_float_up(amax * (1 / 448)), in fewer
- * instructions. */
+/* Return the scale of a block with this amax (NaNs ignored), which is te_e8m0_of_float_up(amax * (1 / 448)), in fewer
+ * instructions than that function takes. */
 TE_FN uint32_t te__mxfp8_scale(float amax) {
     const uint32_t u = te_bits_of_float(amax * (1.0f / TE_E4M3_MAX)), up = (u + 0x7fffffu) >> 23;
     return u <= 0x400000u ? 0u : up < 0xfeu ? up : 0xfeu; /* 0x400000: 2^-127 */
 }
-/* Store eight columns of one row to an output. v: the elements; inverse: for each column 1 / scale; codes: the scales.
- * row_scale: 1: all columns have the scale codes[0]. */
+/* Store eight columns of one row to an output. v: the elements; inverse: 1 / scale for each column; codes: the e8m0
+ * scales. If row_scale is 1, all columns have the scale codes[0]. */
 TE_FN void te__mxfp8_store(const te_microscaled_out *o, int64_t at, const float v[8], const float *inverse,
                            const uint32_t *codes, const int row_scale, int n, const te__mxfp8_kind k) {
     float scaled[8];
@@ -78,7 +79,7 @@ TE_FN void te__mxfp8_store(const te_microscaled_out *o, int64_t at, const float 
     TE_UNROLL for (int j = 0; j < 8; j++) scaled[j] *= te_float_of_e8m0((uint8_t)codes[row_scale ? 0 : j]);
     te__microscaled_store_rounded(o->rounded, at, scaled, n, k.aligned, k.from);
 }
-/* The scales of the eight columns of a vector, and their inverses. */
+/* The scales of the eight columns of a vector, as e8m0 codes, and their inverses. */
 typedef struct te__mxfp8_columns { uint32_t code[8]; float inverse[8]; } te__mxfp8_columns;
 
 TE_FN void te__mxfp8_column_scales(te__mxfp8_columns *c, const te_vec8 *amax, const te_dtype from) {
@@ -163,7 +164,8 @@ TE_API te_grid te__mxfp8_grid(const te_quantize_microscaled *q) {
     return te__grid_of(te_ceil_div(4 * tiles, TE_MXFP8_UNITS), 1);
 }
 
-/* the number of blocks that must fit on an SM, for which the compiler limits registers; in f32 x takes more of them */
+/* the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is smaller for an x
+ * in f32, which takes more registers */
 #define TE__MXFP8_RESIDENT(from) (TE_##from == TE_f32 ? 1 : 2)
 #define TE__MXFP8_KERNEL(name, from, aligned, rounded)                                                             \
     TE_KERNEL_RESIDENT(name, TE_MXFP8_THREADS, TE__MXFP8_RESIDENT(from), te_quantize_microscaled,                  \
@@ -183,7 +185,8 @@ TE_API te_grid te__mxfp8_grid(const te_quantize_microscaled *q) {
                                 : name##_unaligned_launch(ctx, te__mxfp8_grid(q), q);                              \
     }
 /* Define a kernel and te_status name_run(const te_quantize_microscaled *q, te_context *ctx), which stores y.rounded and
- * yt.rounded. cols must be a multiple of eight, and the members data and scales null. Errors: as above. */
+ * yt.rounded. `cols` must be a multiple of eight, and the members `data` and `scales` of y and yt must be null. Errors:
+ * those of TE_QUANTIZE_MXFP8. */
 #define TE_ROUND_MXFP8(name, from)                                                                                 \
     TE__MXFP8_KERNEL(name##_kernel, from, 1, 1)                                                                    \
     TE_API te_status name##_run(const te_quantize_microscaled *q, te_context *ctx) {                               \

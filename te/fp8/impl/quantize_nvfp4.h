@@ -1,5 +1,5 @@
 /* quantize_nvfp4.h -- casts a tensor to NVFP4: elements in e2m1, a scale in ue4m3 for each block of 16 elements, and an
- * f32 scale for the tensor; rowwise, columnwise, or both.
+ * f32 scale for the whole tensor. Blocks are parts of rows (rowwise), of columns (columnwise), or both.
  *
  * Do this:
  *     TE_QUANTIZE_NVFP4(of_bf16, bf16)                                // defines the kernels and of_bf16_run
@@ -7,17 +7,17 @@
  *     q.x = x, q.amax = amax, q.y.data = y, q.y.scales = s, q.yt.data = yt, q.yt.scales = t, q.hadamard = 1;
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * Two passes read x: the first finds the amax of x and of the transformed x, the second casts. TransformerEngine's
- * definitions, in f32: encode = 6 * 448 / amax of the tensor; a block's scale = amax of the block * (encode * (1 / 6)),
- * rounded to ue4m3; an element is x * (1 / (scale * (1 / encode))), rounded and saturated to +-6. An element has the
- * value e2m1 * ue4m3 * (amax / (6 * 448)). If x has a NaN, all scales are NaN; if it has an infinity, the tensor's
- * scale is infinite: both reach the product.
+ * Two passes read x: the first pass finds the amax of x and of the transformed x, the second pass casts.
+ * TransformerEngine's definitions, in f32: encode = 6 * 448 / amax of the tensor; a block's scale = amax of the block *
+ * (encode * (1 / 6)), rounded to ue4m3; an element is x * (1 / (scale * (1 / encode))), rounded and saturated to +-6.
+ * An element has the value e2m1 * ue4m3 * (amax / (6 * 448)). If x has a NaN, all scales are NaN; if x has an infinity,
+ * the tensor's scale is infinite. Both NaN and infinity therefore reach the product.
  *
- * A pair of lanes casts 16 x 16 elements; a lane holds 16 rows of eight columns, so a column's block and its transform
- * lie in one lane. Elements and scales go through shared memory, so that whole pieces of lines are stored. Lower bound:
- * a copy of the same bytes, for a bf16 element 5.13: 2 for each pass, and 0.56 each for y and yt. GPUs before Blackwell
- * have no instruction that converts to e2m1, and their conversions take more time than these bytes
- * (docs/notes/fp8_casts.md).
+ * A pair of lanes casts 16 x 16 elements. A lane holds 16 rows of eight columns, so one lane has a column's whole block
+ * and transforms it alone. Elements and scales go through shared memory, so that long runs of bytes are stored. Lower
+ * bound: the time of a copy of the same bytes. These are 5.13 bytes for each bf16 element: 2 for each pass, and 0.56
+ * for each of y and yt. GPUs before Blackwell have no instruction that converts to e2m1, and the conversion takes more
+ * time than the copy (docs/notes/fp8_casts.md).
  */
 #ifndef TE_QUANTIZE_NVFP4_H
 #define TE_QUANTIZE_NVFP4_H
@@ -29,9 +29,10 @@
 #include "../microscaled.h"   /* te_quantize_microscaled */
 
 enum {
-    TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the vectors of eight columns of a 16 x 16 unit that a lane holds */
+    TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the number of vectors of eight columns of a 16 x 16 unit that a lane holds */
     TE_NVFP4_THREADS = TE_CUDA ? 256 : 1,
-    /* a block of threads casts a tile of 128 x 256 elements, units of 16 x 16: on CUDA 4 x 4 in each warp */
+    /* a thread block casts a tile of 128 x 256 elements, which consists of units of 16 x 16; on CUDA each warp casts 4
+     * x 4 units */
     TE_NVFP4_TILE_ROWS = 8, /* in units */
     TE_NVFP4_TILE_COLS = 16,
     TE_NVFP4_UNITS = TE_NVFP4_TILE_ROWS * TE_NVFP4_TILE_COLS
@@ -39,11 +40,11 @@ enum {
 
 /* ---- the Hadamard transform -------------------------------------------------------------------------------------- */
 
-/* The signs by which the 16 inputs of the transform are multiplied: bit i is 1 if input i is negated. They are
- * TransformerEngine's: + + + - + - - - - - - + - + - -. */
+/* The signs by which the 16 inputs of the Hadamard transform are multiplied: bit i is 1 if input i is negated. The
+ * signs are TransformerEngine's: + + + - + - - - - - - + - + - -. */
 enum { TE_HADAMARD_SIGNS = 0xd7e8 };
 
-/* Replace each a = v[i] and b = v[i + half] by a + b and a - b. */
+/* One step of the Hadamard transform: replace each pair a = v[i] and b = v[i + half] by a + b and a - b. */
 TE_BOTH void te__hadamard16_step(float v[16], const int half) {
     TE_UNROLL for (int i = 0; i < 16; i++) {
         if (i & half) continue;
@@ -51,14 +52,16 @@ TE_BOTH void te__hadamard16_step(float v[16], const int half) {
         v[i] = a + b, v[i + half] = a - b;
     }
 }
-/* Multiply by the signs, and take the steps with `half` below `end`: all four if end is 16. */
+/* Multiply v by the signs, and run the transform's steps with half = 1, 2, 4, ... as long as `half` is below `end`. If
+ * `end` is 16, these are all four steps. */
 TE_BOTH void te__hadamard16_steps(float v[16], const int end) {
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
     TE_UNROLL for (int half = 1; half < end; half *= 2) te__hadamard16_step(v, half);
 }
-/* Transform 16 numbers in place: v = v D H / 4, where D is the diagonal matrix of the signs and H the 16 x 16 Hadamard
- * matrix (Sylvester's). The matrix is orthogonal, so (dy^T T)(T^T x) = dy^T x: transforming both operands of a weight
- * gradient along the rows over which it sums leaves the sum unchanged, but spreads an outlier over 16 elements. */
+/* Transform 16 numbers in place: v = v T with T = D H / 4, where D is the diagonal matrix of the signs and H the 16 x
+ * 16 Hadamard matrix (Sylvester's). T is orthogonal, so (dy^T T)(T^T x) = dy^T x. Therefore transforming both operands
+ * of a weight gradient along the rows over which it sums leaves the sum unchanged, but spreads an outlier over 16
+ * elements. */
 TE_BOTH void te_hadamard16(float v[16]) {
     te__hadamard16_steps(v, 16);
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] *= 0.25f;
@@ -68,8 +71,9 @@ TE_BOTH void te_hadamard16(float v[16]) {
 
 /* The scales of a tensor, which follow from its amax. */
 typedef struct te_nvfp4_scale {
-    float decode;     /* the inverse of 6 * 448 / amax; by it TransformerEngine computes 1 / scale of a block */
-    float multiplier; /* a block's scale is its amax times this */
+    float decode;     /* 1 / encode, where encode is 6 * 448 / amax of the tensor; TransformerEngine computes 1 / scale
+                       * of a block from this number */
+    float multiplier; /* encode / 6: a block's scale is the block's amax times this number */
     float value;      /* amax / (6 * 448): the tensor's scale */
 } te_nvfp4_scale;
 
@@ -81,22 +85,23 @@ TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
     s.decode = 1.0f / encode, s.multiplier = encode * (1.0f / TE_E2M1_MAX), s.value = amax / range;
     return s;
 }
-/* Returns the number by which the elements of a block are multiplied before they are rounded. code: the block's scale.
- */
+/* Return the number by which the elements of a block are multiplied before they are rounded. `code` is the block's
+ * scale. */
 TE_BOTH float te_nvfp4_factor(uint8_t code, const te_nvfp4_scale *s) {
     const float inverse = 1.0f / (te_float_of_ue4m3(code) * s->decode);
     return inverse > FLT_MAX ? FLT_MAX : inverse;
 }
-/* Returns the scale of a block. amax: the largest |x| of the block. */
+/* Return the scale of a block. `amax` is the largest |x| of the block. */
 TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
-    return te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this is ue4m3 */
+    return te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this e4m3 number is also a ue4m3
+                                                    * number */
 }
 
-/* What a block's scale stands for: the number by which its elements are multiplied before they are rounded, and the
- * value of the element 1. */
+/* What the scale of a block means in f32. factor: the number by which the block's elements are multiplied before they
+ * are rounded; value: the number that the element 1 stands for. */
 typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
-/* The scales of y or of yt. of_code: on CUDA, what each scale stands for, in shared memory. rng: the random state, if
- * it is used; a copy, because a kernel would load the original anew after each store. */
+/* The scales of y or of yt. of_code: on CUDA, a table in shared memory of what each ue4m3 code means in f32. rng: a
+ * copy of the random state, if it is used; a kernel would load the original state again after each store. */
 typedef struct te__nvfp4_scales {
     te_nvfp4_scale tensor;
     const te__nvfp4_block_scale *of_code;
@@ -108,8 +113,8 @@ TE_FN te__nvfp4_block_scale te__nvfp4_block_scale_of(uint8_t code, const te_nvfp
     s.factor = te_nvfp4_factor(code, tensor), s.value = te_float_of_ue4m3(code) * tensor->value;
     return s;
 }
-/* Compute the scales of y and of yt, s[0] and s[1], from the amaxes. On CUDA each thread computes what one of the 2 x
- * 128 codes stands for, so that a block's scale costs no division. */
+/* Compute the scales of y, s[0], and of yt, s[1], from the amaxes. On CUDA each thread computes one of the 2 x 128
+ * entries of the tables of_code, so that the scale of a block costs no division. */
 TE_FN void te__nvfp4_compute_scales(te__nvfp4_scales s[2], const te_quantize_microscaled *q) {
     memset(s, 0, 2 * sizeof *s);
     TE_UNROLL for (int i = 0; i < 2; i++) {
@@ -131,22 +136,24 @@ TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t
 
 /* ---- a unit of 16 x 16 ------------------------------------------------------------------------------------------- */
 
-/* The first row and column of the tile of a block of threads. */
+/* The first row and the first column, in the tensor, of the tile that a thread block casts. */
 typedef struct te__nvfp4_tile { int64_t row, col; } te__nvfp4_tile;
-/* What a lane holds: its unit, numbered in the tile; the first row and column; how many of the 16 rows exist, 0 if none
- * of the columns does; and which half of the unit's columns it is (on the host, 0). */
+/* The part of a 16 x 16 unit that a lane holds. unit_row, unit_col: the unit's position in the tile; row, col: the
+ * first row and column of the part in the tensor; rows: how many of its 16 rows exist, or 0 if none of its columns
+ * exist; across: which half of the unit's columns it is (0 on the host). */
 typedef struct te__nvfp4_lane {
     int unit_row, unit_col;
     int64_t row, col;
     int rows, across;
 } te__nvfp4_lane;
 typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
-/* How a kernel casts: blocks of 16 elements, rounded to nearest even or stochastically; or blocks of 16 x 16. */
+/* How a kernel casts: TE_NVFP4_nearest and TE_NVFP4_stochastic have blocks of 16 elements, rounded to nearest even or
+ * stochastically; TE_NVFP4_square has blocks of 16 x 16 elements. */
 typedef enum te__nvfp4_casts { TE_NVFP4_nearest, TE_NVFP4_stochastic, TE_NVFP4_square } te__nvfp4_casts;
 /* Compile-time constants of a kernel. */
 typedef struct te__nvfp4_kind {
     int aligned;    /* 1: cols is a multiple of eight */
-    int rounded;    /* 1: stores the rounded values; 0: stores elements and scales */
+    int rounded;    /* 1: the kernel stores the rounded values in the dtype of x; 0: it stores elements and scales */
     te__nvfp4_casts casts;
     te_dtype from;
 } te__nvfp4_kind;
@@ -164,8 +171,9 @@ TE_FN te__nvfp4_tile te__nvfp4_tile_of(const te_quantize_microscaled *q, te_bloc
     t.col = (int64_t)((uint32_t)b.x % across) * (TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
     return t;
 }
-/* Returns what a lane holds of unit number i of those that it casts. On CUDA it casts one. The 16 units of a warp are 4
- * x 4, so that eight lanes load 64 columns of a row; the warps are 2 x 4. */
+/* Return the part of a unit that a lane holds; i is the number of the unit among those that the lane casts, which is
+ * only one on CUDA. The 16 units of a warp are arranged 4 x 4, so that eight lanes load 64 columns of a row; the warps
+ * are arranged 2 x 4. */
 TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, const te__nvfp4_tile *t, te_lanes g, int i) {
     te__nvfp4_lane l;
     l.unit_row = TE_CUDA ? g.id / 128 * 4 + g.id / 8 % 4 : i / TE_NVFP4_TILE_COLS;
@@ -201,15 +209,16 @@ TE_FN void te__nvfp4_column(float v[16], const te__nvfp4_unit *u, int h, const i
 
 /* ---- the first pass: amax ---------------------------------------------------------------------------------------- */
 
-/* Return the bits of the largest magnitude, or NaN, of four times the Hadamard transform of v. The last step of the
- * transform is a + b and a - b; the larger magnitude of the two is |a| + |b|. */
+/* Return the largest magnitude of four times the Hadamard transform of v, as the bits of a float; a NaN counts as the
+ * largest. The last step of the transform computes a + b and a - b, and the larger magnitude of these two is |a| + |b|,
+ * so the step itself is not needed. */
 TE_FN uint32_t te__hadamard16_amax(float v[16]) {
     float m[8];
     te__hadamard16_steps(v, 8);
     TE_UNROLL for (int i = 0; i < 8; i++) m[i] = fabsf(v[i]) + fabsf(v[i + 8]);
     const uint32_t bits = te_amax_bits8(0, m);
     if (bits != 0x7f800000u) return bits;
-    te__hadamard16_step(v, 8); /* |a| + |b| is infinite, but a + b or a - b may be NaN */
+    te__hadamard16_step(v, 8); /* a| + |b| is infinite, but a + b or a - b may be NaN, so run the last step */
     return te_amax_bits8(te_amax_bits8(0, v), v + 8);
 }
 TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {
@@ -236,15 +245,15 @@ TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, cons
             }
         }
     }
-    /* rounding is monotonic, so the amax of the rounded values is the rounded amax */
+    /* Round the amax to the dtype of x. Rounding is monotonic, so this is the amax of the rounded values */
     if (q->hadamard) transformed = te_amax_bits(te__round_wide(te_float_of_bits(transformed) * 0.25f, from));
     te_amax_atomic_max(q->amax, bits, g), te_amax_atomic_max(q->amax + 1, q->hadamard ? transformed : bits, g);
 }
 
 /* ---- the second pass: cast --------------------------------------------------------------------------------------- */
 
-/* Multiply eight numbers by `factor` and round the products to e2m1, the first in the lowest four bits; the codes of
- * NaNs are any. index: the number of these eight in the stream of random numbers. */
+/* Multiply eight numbers by `factor` and round the products to e2m1. The first code is in the lowest four bits; the
+ * code of a NaN is arbitrary. `index` is the number of these eight elements in the stream of random numbers. */
 TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng, uint32_t stream, int64_t index,
                                const te__nvfp4_kind kind) {
     uint32_t codes = 0, word[4];
@@ -256,20 +265,22 @@ TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng
         codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
     return codes;
 }
-/* Where a lane stores the elements and scales of its lines: those of the first line, the bytes from one line to the
- * next, and how many lines are stored. */
+/* Where a lane stores its lines (rows or columns). data, scales: the addresses for the elements and scales of the first
+ * line; pitch, stride: the bytes from one line to the next, of elements and of scales; count: how many lines are
+ * stored. */
 typedef struct te__nvfp4_lines { uint8_t *data, *scales; int64_t pitch, stride; int count; } te__nvfp4_lines;
 
 #if TE_CUDA
-/* The elements and scales of a tile, rowwise and columnwise, in shared memory, from which a block of threads stores
- * whole pieces of lines: 128 bytes of a row, 64 of a column. Behind each 16 rows or eight columns is some padding, so
- * that the lanes of a warp store to different banks. */
+/* The elements and scales of a tile in shared memory, rowwise and columnwise. From there a thread block stores long
+ * runs of each line: 128 bytes of a row, 64 bytes of a column. Padding behind each 16 rows or eight columns makes the
+ * lanes of a warp store to different banks. */
 typedef struct te__nvfp4_stage {
     uint2 data[2][(TE_NVFP4_UNITS * 128 + 512) / 8];
     uint32_t scales[2][(TE_NVFP4_UNITS * 16 + 256) / 4];
 } te__nvfp4_stage;
-/* The layout of a tile in te__nvfp4_stage: bytes of data and of scales in a line, and lines from one padding to the
- * next. The padding is as large as two blocks of the lines between: `group` bytes of scales, 2 * `group` of data. */
+/* The layout of a tile in te__nvfp4_stage. lines: the number of lines of the tile; blocks: the number of blocks of 16
+ * elements in a line, each with 8 bytes of data and 1 byte of scale; group: how many lines follow each other without
+ * padding. The padding behind a group has `group` bytes in the scales and 2 * `group` bytes in the data. */
 typedef struct te__nvfp4_layout { int lines, blocks, group; } te__nvfp4_layout;
 
 TE_FN te__nvfp4_layout te__nvfp4_layout_of(const int columnwise) {
@@ -278,11 +289,11 @@ TE_FN te__nvfp4_layout te__nvfp4_layout_of(const int columnwise) {
     l.blocks = columnwise ? TE_NVFP4_TILE_ROWS : TE_NVFP4_TILE_COLS, l.group = columnwise ? 8 : 16;
     return l;
 }
-/* Returns the index, in the scales of a stage, of a block of a line. */
+/* Return the index, in the scales of a te__nvfp4_stage, of the scale of a block of a line. */
 TE_FN int te__nvfp4_staged_scale(const te__nvfp4_layout *l, int line, int block) {
     return line * l->blocks + line / l->group * l->group + block;
 }
-/* Returns the index, in the data of a stage, of the first byte of a block of a line. */
+/* Return the index, in the data of a te__nvfp4_stage, of the first byte of a block of a line. */
 TE_FN int te__nvfp4_staged_data(const te__nvfp4_layout *l, int line, int block) {
     return line * l->blocks * 8 + line / l->group * (2 * l->group) + block * 8;
 }
@@ -299,11 +310,12 @@ TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const
     to.pitch = layout.blocks * 8, to.stride = layout.blocks, to.count = columnwise ? 8 : TE_NVFP4_BLOCK;
     return to;
 }
-/* Store the elements that a block of threads has put into the stage, from line `first` and byte `at` of a line on. */
+/* Store the elements of a tile from shared memory to the tensor. The tile begins at line `first`, and at block number
+ * first_block of each line. */
 TE_FN void te__nvfp4_store_stage_data(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
                                       int64_t first_block, const te__nvfp4_stage *stage, const int columnwise) {
     const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
-    /* a thread stores eight bytes of every `step`th line; step is a multiple of layout.group */
+    /* a thread stores eight bytes of every `step`th line. `step` is a multiple of layout.group */
     const int step = TE_NVFP4_THREADS / layout.blocks, block = (int)threadIdx.x % layout.blocks;
     const int line = (int)threadIdx.x / layout.blocks, lines = (int)te_min(layout.lines, s->lines - first);
     const uint2 *from = stage->data[columnwise] + te__nvfp4_staged_data(&layout, line, block) / 8;
@@ -312,7 +324,8 @@ TE_FN void te__nvfp4_store_stage_data(const te_microscaled_out *o, const te_micr
     TE_UNROLL for (int i = 0; i < layout.lines; i += step, to += step * s->pitch)
         if (line + i < lines) *(uint2 *)(void *)to = from[te__nvfp4_staged_data(&layout, i, 0) / 8];
 }
-/* Store the scales in the same way, four at a time if they lie at multiples of four bytes. */
+/* Store the scales of a tile in the way in which te__nvfp4_store_stage_data stores the elements, four scales at a time
+ * if they lie at multiples of four bytes. */
 TE_FN void te__nvfp4_store_stage_scales(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
                                         int64_t first_block, const te__nvfp4_stage *stage, const int columnwise,
                                         int swizzled) {
@@ -341,7 +354,8 @@ TE_FN void te__nvfp4_store_stage(const te_quantize_microscaled *q, const te__nvf
 }
 #else
 typedef struct te__nvfp4_stage te__nvfp4_stage;
-/* On the host a lane stores its lines to the tensor. */
+/* Return the addresses to which a lane stores its lines. On the host they lie in the tensor, not in a
+ * te__nvfp4_stage. */
 TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
                                          const int columnwise, te__nvfp4_stage *stage) {
     te__nvfp4_lines to;
@@ -358,7 +372,8 @@ TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const
     return to;
 }
 #endif
-/* Returns where a lane stores its lines. Rounded values have their places in te__nvfp4_store_rounded. */
+/* Return where a lane stores its lines. For rounded values this is only the number of lines, because
+ * te__nvfp4_store_rounded computes their addresses. */
 TE_FN te__nvfp4_lines te__nvfp4_lines_to(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
                                          const int columnwise, te__nvfp4_stage *stage, const te__nvfp4_kind kind) {
     te__nvfp4_lines to;
@@ -369,7 +384,8 @@ TE_FN te__nvfp4_lines te__nvfp4_lines_to(const te_quantize_microscaled *q, const
 }
 /* Store the codes of eight elements of a line to `to`, whose address is a multiple of four. */
 TE_FN void te__nvfp4_store_codes(uint8_t *to, uint32_t codes) { *(uint32_t *)(void *)to = codes; }
-/* Store the values of eight codes of a row to `to`, [.., cols]. value: for each column the value of the element 1. */
+/* Store the values of eight codes of a row to `to`, a matrix with `cols` columns. value: for each column the number
+ * that the element 1 stands for. */
 TE_FN void te__nvfp4_store_rounded(void *to, int64_t row, int64_t cols, int64_t col, uint32_t codes,
                                    const float value[8], const te_dtype from) {
     float v[8];
@@ -378,12 +394,14 @@ TE_FN void te__nvfp4_store_rounded(void *to, int64_t row, int64_t cols, int64_t 
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= value[j];
     te__microscaled_store_rounded(to, row * cols + col, v, 8, 1, from);
 }
-/* Rowwise: cast the lane's part of each row of the unit; codes: the elements. amax: of the unit, if it is one block. */
+/* Rowwise: cast the lane's part of each row of the unit, and set `codes` to the cast elements. If the unit is one block
+ * of 16 x 16, `amax` is its amax. */
 TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], const te_quantize_microscaled *q,
                                const te__nvfp4_scales *s, const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
                                const te__nvfp4_lines *to, const te__nvfp4_kind kind) {
     const int64_t vectors = te_ceil_div(q->cols, TE_NVFP4_BLOCK) * 2, index = l->row * vectors + l->col / 8;
-    const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* with a NaN all elements are 0, and all scales NaN */
+    const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* if x has a NaN, all elements become 0, and all scales
+                                                                 * are NaN */
     TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
         float m = amax, value[8];
         if (kind.casts != TE_NVFP4_square)
@@ -403,10 +421,10 @@ TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
         }
     }
 }
-/* Transpose a matrix of 8 x 8 numbers of four bits: number j of to[i] = number i of from[j]. */
+/* Transpose a matrix of 8 x 8 numbers of four bits each: number j of to[i] becomes number i of from[j]. */
 TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     uint32_t pairs[2][4], t[4];
-    /* byte i of pairs[odd][j]: number 2 i + odd of from[2 j] and from[2 j + 1] */
+    /* byte i of pairs[odd][j] holds number 2 i + odd of from[2 j] and of from[2 j + 1] */
     TE_UNROLL for (int j = 0; j < 4; j++) {
         const uint32_t a = from[2 * j], b = from[2 * j + 1];
         pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;
@@ -417,14 +435,15 @@ TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
         TE_UNROLL for (int i = 0; i < 4; i++) to[2 * i + odd] = t[i];
     }
 }
-/* The casts of the eight columns of a vector: for each the codes of its 16 elements, and its scale. */
+/* The cast elements of the eight columns of a vector: for each column, the codes of its 16 elements, its scale, and the
+ * number that the element 1 stands for. */
 typedef struct te__nvfp4_cast_columns {
     uint32_t codes[2][8];
     uint8_t scale[8];
     float value[8];
 } te__nvfp4_cast_columns;
 
-/* Cast vector h of the unit along its columns. */
+/* Cast vector h (eight columns) of the unit along its columns. */
 TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_microscaled *q, const te__nvfp4_scales *s,
                                  const te__nvfp4_unit *u, const te__nvfp4_lane *l, const int h,
                                  const te__nvfp4_kind kind) {
@@ -435,7 +454,8 @@ TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_mi
         te_vec8 e[2];
         te__nvfp4_column(v, u, h, j, kind.from);
         if (q->hadamard) te_hadamard16(v);
-        /* a GEMM that transforms would store the result in the dtype of x, so it is rounded to that */
+        /* Round to the dtype of x, because a GEMM that computes the Hadamard transform would store its result in this
+         * dtype */
         TE_UNROLL for (int i = 0; i < 2; i++) te_vec8_of_pairs(&e[i], v + 8 * i, kind.from);
         c->scale[j] = te_nvfp4_encode(te_vec8_largest(e, 2, kind.from), &s->tensor);
         const te__nvfp4_block_scale scale = te__nvfp4_look_up(s, c->scale[j]);
@@ -445,7 +465,7 @@ TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_mi
             c->codes[i][j] = te__nvfp4_codes(&e[i], scale.factor, &s->rng, q->stream + 1, index + i, kind) & exist;
     }
 }
-/* Store the values of the columns of vector h, a row at a time. */
+/* Store the rounded values of the columns of vector h, a row at a time. */
 TE_FN void te__nvfp4_store_rounded_columns(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c,
                                            const te__nvfp4_lane *l, const int h, const te__nvfp4_kind kind) {
     const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
@@ -472,8 +492,8 @@ TE_FN void te__nvfp4_store_columns(const te__nvfp4_lines *to, const te__nvfp4_ca
 #endif
     }
 }
-/* Columnwise: cast the lane's columns of the unit. codes, amax: if the unit is one block, the elements of its rows,
- * which are those of its columns as well, and its amax. */
+/* Columnwise: cast the lane's columns of the unit. If the unit is one block of 16 x 16, its columns have the same
+ * elements as its rows: `codes` has these elements, and `amax` is the amax of the block. */
 TE_FN void te__nvfp4_cast_columns_of(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
                                      const te_quantize_microscaled *q, const te__nvfp4_scales *s,
                                      const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
@@ -509,7 +529,8 @@ TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te_
 #endif
     te__nvfp4_scales s[2];
     te__nvfp4_compute_scales(s, q);
-    b.x = b.nx - 1 - b.x; /* begin where the first pass has ended, because that part of x is still in the L2 */
+    b.x = b.nx - 1 - b.x; /* go through x in reverse order, because the part that the first pass has read last is still
+                           * in the L2 */
     const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
     for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
         const te__nvfp4_lane l = te__nvfp4_lane_of(q, &tile, g, k);
@@ -556,7 +577,8 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
         return q->cols % 8 == 0 ? name##_aligned_passes(q, ctx) : name##_unaligned_passes(q, ctx);                 \
     }
 /* Define kernels and te_status name_run(const te_quantize_microscaled *q, te_context *ctx), which stores y.rounded and
- * yt.rounded. cols must be a multiple of eight, and the members data and scales null. Errors: as above. */
+ * yt.rounded. `cols` must be a multiple of eight, and the members `data` and `scales` of y and yt must be null. Errors:
+ * those of TE_QUANTIZE_NVFP4. */
 #define TE_ROUND_NVFP4(name, from)                                                                                 \
     TE__NVFP4_PASSES(name##_rounded, from, 1, 1)                                                                   \
     TE_API te_status name##_run(const te_quantize_microscaled *q, te_context *ctx) {                               \
@@ -578,8 +600,8 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
                : q->rng         ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                              \
                                 : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                \
     }
-/* blocks: how many blocks of threads must fit on an SM, for which the compiler limits registers; in f32 x takes more of
- * them */
+/* blocks: the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is 1 for an x
+ * in f32, which takes more registers */
 #define TE__NVFP4_CAST(name, from, blocks, kind)                                                                   \
     TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : (blocks), te_quantize_microscaled,          \
                        te_nvfp4_body(te_args, te_at, kind))

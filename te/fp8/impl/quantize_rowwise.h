@@ -8,9 +8,9 @@
  *
  * scale = the largest number of the format / amax of the row; it is 1 if amax is 0, infinite or NaN.
  *
- * A block casts a row. Its lanes first compute the row's amax, and then round the elements. In between they hold the
- * first 8192 elements of the row in registers; the other elements they load a second time, from the L1. Lower bound:
- * the time of a copy that reads x once and writes one byte for each element.
+ * A thread block casts a row. Its lanes (threads) first compute the row's amax, and then round the elements. In
+ * between, the lanes hold the first 8192 elements of the row in registers; they load the other elements a second time,
+ * from the L1. Lower bound: the time of a copy that reads x once and writes one byte for each element.
  */
 #ifndef TE_QUANTIZE_ROWWISE_H
 #define TE_QUANTIZE_ROWWISE_H
@@ -26,7 +26,8 @@ typedef struct te_quantize_rowwise {
     const void *x;  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
     te_dtype to;
-    te_scale_rule rule; /* of the rule only epsilon, margin and power_of_two are used: there is no history */
+    te_scale_rule rule; /* only the members epsilon, margin and power_of_two of the rule are used, because there is no
+                         * amax history */
 } te_quantize_rowwise;
 
 TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
@@ -41,8 +42,8 @@ enum {
     TE_ROWWISE_VECTORS = 4 /* the number of vectors of eight elements that a lane holds in registers */
 };
 
-/* Cast the eight elements x and store them from element `at` of y on. from, to: the dtypes of x and y, compile-time
- * constants. */
+/* Cast the eight elements x and store them to y, beginning at element `at`. `from` and `to` are the dtypes of x and y,
+ * as compile-time constants. */
 TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int64_t at, float scale,
                              const te_dtype from, const te_dtype to) {
     float v[8];
@@ -50,7 +51,7 @@ TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int
     TE_UNROLL for (int k = 0; k < 8; k++) v[k] = te_fp8_scaled(v[k], scale);
     te_store8_fp8(q->y, at, v, 8, 1, to);
 }
-/* Cast row b.x. from, to: the dtypes of x and y, compile-time constants. */
+/* Cast row b.x. `from` and `to` are the dtypes of x and y, as compile-time constants. */
 TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dtype from, const te_dtype to) {
     int group;
     te_lanes g = te_lanes_here(TE_ROWWISE_LANES, &group);
@@ -69,7 +70,7 @@ TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dt
         te_vec8_load(&e, q->x, row + col, 8, 1, from);
         te_vec8_floats(v, &e, from), bits = te_amax_bits8(bits, v);
     }
-    /* te_lanes_max ignores NaNs, so a NaN becomes infinity here; both make the row's scale 1 */
+    /* te_lanes_max ignores NaNs, so a NaN is replaced by infinity. With either, the row's scale becomes 1 */
     float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
     te_lanes_max(&amax, &g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), te_fp8_max(to), &q->rule);
@@ -103,7 +104,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-/* the number of blocks that must fit on an SM, for which the compiler limits registers; in f32 x takes more of them */
+/* the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is smaller for an x
+ * in f32, which takes more registers */
 #define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context

@@ -3,7 +3,7 @@
  * and the prototypes of its functions.
  *
  * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links).
- * `links` has a tuple of these parameters (a link) for each op, made by TE_LINKS in matcher.h: the op, its two
+ * `links` is made by TE_LINKS in matcher.h. It has a tuple of these parameters (a link) for each op: the op, its two
  * neighbours in the list (before, after), and the next op that also exists in inference (live). TE_FOR needs four
  * helper macros M_A, M_B, M_A_END and M_B_END, which are defined after M.
  */
@@ -41,15 +41,18 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
                                           * with one scale per tensor, e5m2 or e4m3 */
 #define TE_TAKES_list_rounding TE_TOKEN /* the option `rounding` of a list: how gradients are rounded when they are cast
                                          * to FP8, nearest or stochastic */
-#define TE_TAKES_list_hadamard TE_TOKEN /* the option `hadamard` of a list under nvfp4, on or off: whether the operands
-                                         * of the weight gradient are transformed before they are rounded */
+#define TE_TAKES_list_hadamard TE_TOKEN /* the option `hadamard` of a list under nvfp4, on or off: whether a Hadamard
+                                         * transform is applied to the operands of the weight gradient before they are
+                                         * rounded */
 #define TE_TAKES_list_square_blocks TE_TOKEN /* the option `square_blocks` of a list under nvfp4, on or off: whether a
                                               * block of the weight is 16 x 16 elements */
-#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list: the format of the weight parameters of FP8
-                                        * GEMMs, f32 or the list's dtype; or the format of weights in few bits
-                                        * (te_use_quantized): quantized, for any, or the name of a format of blocks */
-/* The functions for weights in few bits of a list whose weights are in them (takes: 1), and whether the program
- * includes them. te/fuse/quantized_weights.h defines both macros anew. */
+#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list. For FP8 GEMMs it is the format of the weight
+                                        * parameters, f32 or the list's dtype. For weights in few bits
+                                        * (te_use_quantized) it is the name of a block format, or `quantized` for any
+                                        * block format */
+/* TE__QUANTIZED_OPS_OF is the table of functions for quantized weights, if the list has such weights (`takes` is 1);
+ * here it is null. TE__HAS_QUANTIZED_OPS is 1 if the program includes these functions. te/fuse/quantized_weights.h
+ * redefines both macros. */
 #define TE__QUANTIZED_OPS_OF(dtype, takes) 0
 #define TE__HAS_QUANTIZED_OPS 0
 #define TE_TAKES_list_width TE_INTEGER
@@ -58,11 +61,11 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 
 /* ---- declarations ----------------------------------------------------------------------------------------------- */
 
-/* The macro parameter `widths` is the token `fixed` (all widths are constants) or `dims` (some are known only at run
- * time, dims.h). The macros TE__.._fixed and TE__.._dims make the parts of the declaration in which the two kinds of
- * models differ. With `dims`, the struct also holds a copy of the plan and of its ops with the actual widths, there is
- * a function name_set_dims, and the functions that return sizes (name_param_bytes, ..) or print the plan take the
- * instance as an argument. */
+/* The macro parameter `widths` is the token `fixed` if all widths are constants, or the token `dims` if some widths are
+ * known only at run time (dims.h). The macros TE__.._fixed and TE__.._dims make the parts of the declaration in which
+ * the two kinds of models differ. With `dims`, the struct also holds a copy of the plan and of its ops with the actual
+ * widths, there is a function name_set_dims, and the functions that return sizes (name_param_bytes, ..) or print the
+ * plan take the instance as an argument. */
 #define TE__TAKES_DIMS_fixed 0
 #define TE__TAKES_DIMS_dims 1
 #define TE__OR_DIM_fixed "; TE_DIM takes TE_SEQUENTIAL_DIMS"
@@ -82,8 +85,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__PLAN_OF_dims(name) te__plan_at(m ? &m->te_sized : 0, name##_plan())
 
 /* TE__DECLARE_LIST makes the constants, the checks and the struct. TE__DECLARE_CALLS makes the prototypes of the
- * functions that every model has; TE__DECLARE_training makes those of functions that only a model with forward and
- * backward has.
+ * functions that every model has; TE__DECLARE_training makes the prototypes of the functions that only a model with
+ * forward and backward has.
  *     passes      training (forward, backward and inference) or inference (only inference, inference.h)
  *     of          the list's dtype and options, as TE_LIST_OF returns them
  *     cut, marks  the list with its recompute marks, and the links of that list (TE__MARKED in sequential.h) */
@@ -186,19 +189,19 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);
 
-/* Find the width of x, for a list without the option `width`: the input width of the first op whose family states one
- * (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a conditional
- * expression. */
+/* Find the width of x, for a list without the option `width`. It is the input width of the first op whose family states
+ * an input width (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a
+ * conditional expression. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
 #define TE__FIRST_WIDTH_A_END
 #define TE__FIRST_WIDTH_B_END
 
-/* For each op, the enumerators for its index and for the widths of its input and output; a fork has one more, for the
- * width of its value. The enumerator of the index has no initialiser, so it is the preceding enumerator plus one.
- * Therefore the last enumerator of each op (.._behind) repeats the op's index, so that the next op gets the next
- * index. */
+/* For each op, the enumerators for the op's index and for the widths of its input and output. A fork has one more
+ * enumerator, for the width of its value. The enumerator of the index has no initialiser, so it is the preceding
+ * enumerator plus one. Therefore the last enumerator of each op (.._behind) repeats the op's index, so that the next op
+ * gets the next index. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
@@ -221,8 +224,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__LOADED_rows(model, op)                                                    \
     ((int)TE_FORK_ROWS(model, TE_FORK_OF(op)) < 0 ? (int)TE_ROWS_IN(model, op)        \
                                                   : (int)TE_FORK_ROWS(model, TE_FORK_OF(op)))
-/* The enumerators for the width, rows and number format of the value of a fork or an input. If an input states no rows,
- * the enumerator for its rows is -1 (TE__INPUT_ROWS): the input then has the same rows as the ops that use it. */
+/* The enumerators for the width, rows and number format of the value of a fork or of an input. If an input states no
+ * rows, the enumerator for its rows is -1 (TE__INPUT_ROWS); the input then has the same rows as the ops that use it. */
 #define TE__IF_FORK(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__IS_FORK_, TE_FAMILY(op)), yes, no)
 #define TE__IS_FORK_fork ,
 #define TE__FORK_WIDTH(model, op) \
@@ -255,14 +258,14 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
      : (wants) == (int)TE_PRODUCES_same && (int)model##_out_option >= 0 ? (int)model##_out_option                    \
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
-#define TE_WANTS_end(op) (TE_PRODUCES_same) /* (end, ~), the pseudo-op behind the last op, wants no other format than
-                                             * the last op produces; but the option `out` of the list may state one */
+#define TE_WANTS_end(op) (TE_PRODUCES_same) /* the pseudo-op (end, ~) behind the last op wants the format that the last
+                                             * op produces; but the list's option `out` may state another one */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
 #define TE__FORMATS_B_END
 /* Expands to `| 1` if the number format of the op's output, or of a fork's value, differs from the list's dtype, else
- * to `| 0`. All of these together say whether the list has mixed formats. */
+ * to `| 0`. The results for all ops, combined by `|`, say whether the list has mixed formats. */
 #define TE__MIXED(model, before, op, after, live)                 \
     | ((int)TE_DTYPE_OUT(model, op) != (int)model##_dtype)        \
     TE__IF_FORK(op, TE__MIXED_FORK, TE_NOTHING)(model, op)
@@ -271,9 +274,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__MIXED_B(...) TE__MIXED(__VA_ARGS__) TE__MIXED_A
 #define TE__MIXED_A_END
 #define TE__MIXED_B_END
-/* For a list without the option `in`, find the number format of x: the format in which the first op's input should be
- * stored. The sum over all ops is that format: for the first op the macro expands to the format followed by +, for each
- * other op to nothing. */
+/* For a list without the option `in`, find the number format of x, which is the format in which the first op's input
+ * should be stored. For the first op the macro expands to this format followed by +; for every other op it expands to
+ * nothing. The sum over all ops is therefore the format of x. */
 #define TE__FIRST_WANTS(model, before, op, after, live)              \
     TE_IF_MARKED(TE_JOIN1(TE__IS_BEGIN_, TE_KIND(before)), TE_STRIP, \
         TE_NOTHING)(TE__FORMAT(model, (int)TE_PRODUCES_list, (int)TE_WANTS(op), 0) +)
@@ -282,8 +285,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__FIRST_WANTS_B(...) TE__FIRST_WANTS(__VA_ARGS__) TE__FIRST_WANTS_A
 #define TE__FIRST_WANTS_A_END
 #define TE__FIRST_WANTS_B_END
-/* For the last op of the list, expands to the number format of the op's output, followed by +; for each other op, to
- * nothing. The sum over all ops is therefore that format. */
+/* For the last op of the list, the macro expands to the number format of the op's output, followed by +; for every
+ * other op it expands to nothing. The sum over all ops is therefore the format of the last op's output. */
 #define TE__LAST_DTYPE(model, before, op, after, live) TE_IF_END(after, TE_STRIP, TE_NOTHING)(TE_DTYPE_OUT(model, op) +)
 #define TE__LAST_DTYPE_A(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_B
 #define TE__LAST_DTYPE_B(...) TE__LAST_DTYPE(__VA_ARGS__) TE__LAST_DTYPE_A
@@ -291,8 +294,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__LAST_DTYPE_B_END
 
 /* The static_asserts for each op of a list. They check the op's position in the list, its rows, its options, and the
- * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. Names and widths
- * were checked before (TE_NAME_CHECKS). */
+ * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. TE_NAME_CHECKS has
+ * checked names and widths before. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \
@@ -320,8 +323,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__CHECKS_A_END
 #define TE__CHECKS_B_END
 
-/* Check that the value of each fork or input is used by an op. Each op that uses it declares the type TE_FORK_USED; the
- * sizeof below compiles only if at least one op has declared that type. */
+/* Check that the value of each fork or input is used by an op. Each op that uses the value declares the type
+ * TE_FORK_USED; the sizeof below compiles only if at least one op has declared this type. */
 #define TE__CLOSED(model, before, op, after, live) \
     TE__IF_FORK(op, TE__CLOSED2, TE_NOTHING)(model, op)
 #define TE__CLOSED2(model, op) \

@@ -1,9 +1,9 @@
-/* kernels.h -- macros that define the kernels of each step of a plan, and the function that runs the step. The kernels
- * are one of these: a pointwise kernel; a GEMM, followed by a pointwise kernel or with an epilogue; or the kernels of a
- * custom op.
+/* kernels.h -- macros that define the kernels of each step of a plan, and the function that runs the step. A step has
+ * one of these kinds of kernels: a pointwise kernel; a GEMM, which is followed by a pointwise kernel or has an
+ * epilogue; or the kernels of a custom op.
  *
  * Everything that a kernel depends on is a compile-time constant here: the ops of the step and their options, the
- * number formats, the widths, and the number of lanes that work on one row.
+ * number formats, the widths, and the number of lanes (threads) that work on one row.
  */
 #ifndef TE_KERNELS_H
 #define TE_KERNELS_H
@@ -24,8 +24,8 @@
 /* ---- patterns that begin with a custom op ------------------------------------------------------------------------ */
 
 /* If a pattern begins with a custom op, the family of that op must define one of the following macros, which defines
- * the kernels of the step and the function name##_run, which runs the step. Where the list says so, the family must
- * also #define a second macro as a comma, which registers the first one (TE_IF_MARKED finds the comma).
+ * the kernels of the step and the function name##_run, which runs the step. Where the text below says so, the family
+ * must also #define a second macro as a comma, which registers the first macro (TE_IF_MARKED finds the comma).
  *     TE_CUSTOM_PATTERN_<family>_<pass>(name, model, dtype, op)
  *         for the custom op followed by ops that one pointwise kernel computes; that kernel, called `name`, is already
  *         defined (by TE_POINTWISE)
@@ -69,7 +69,7 @@
 typedef struct te__attention_bias_kernels {
     te__attention_backward_kernels attention;
     int sum_rows; /* the attention kernels store one partial sum of each column of dqkv for every sum_rows rows of a
-                   * sequence; 0: they cannot store partial sums */
+                   * sequence; 0 if they cannot store partial sums */
     te_pointwise_launch_fn bias; /* the kernel that computes the gradient of the bias if the attention kernels do not
                                   * store partial sums */
 } te__attention_bias_kernels;
@@ -94,9 +94,9 @@ typedef struct te__attention_bias_kernels {
     }
 
 /* Compute dqkv and the gradient of the bias, which is the sum of each column of dqkv over all rows. If the sequences
- * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel reads
- * dqkv once more to compute them; k is the shape of this kernel. Memory for the partial sums is acquired for the larger
- * of the two cases, because the workspace is sized before the length of the sequences is known. */
+ * have at least sum_rows rows, the attention kernels store partial sums of the columns. Otherwise the bias kernel,
+ * whose shape is k, reads dqkv once more to compute the sums. Memory for the partial sums is acquired for the larger of
+ * the two cases, because the workspace is sized before the length of the sequences is known. */
 TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step *s,
                                                         const te__attention_bias_kernels *kernels,
                                                         te_pointwise_shape k) {
@@ -124,20 +124,20 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 
 /* TE__KERNELS(x, ops...) defines the kernels of the step that consists of these ops, and the function name##_run, which
  * runs the step; `name` is TE__STEP_NAME. x is the tuple (widths, model, dtype, pass, suffix), as in sequential.h. If
- * the suffix is `shared`, the macro defines nothing. */
+ * the suffix is `shared`, the macro defines nothing, because forward's kernels are used. */
 #define TE__KERNELS(x, ...) \
     TE__KERNELS2(TE_CLASS(TE_FIRST_OP(__VA_ARGS__)), TE__STEP_NAME(x, __VA_ARGS__), TE_UNWRAP(x), __VA_ARGS__)
 #define TE__KERNELS2(...) TE__KERNELS3(__VA_ARGS__)
 #define TE__KERNELS3(op_class, name, widths, model, dtype, pass, suffix, ...) \
     TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
-#define TE__IS_SHARED_shared , /* the suffix `shared` marks an inference step whose ops are also one step of forward: it
-                                * uses forward's kernels */
+#define TE__IS_SHARED_shared , /* the suffix `shared` marks an inference step whose ops are also one step of forward;
+                                * this step uses forward's kernels */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
 #define TE__KERNELS_B_END
-/* Expands to `alone` if the step has only one op, else to `more`. The variadic arguments are the ops. */
+/* Expands to `alone` if the step has only one op, else to `more`. The variadic arguments are the ops of the step. */
 #define TE__IF_ALONE(alone, more, ...) TE_BY_OP_COUNT(__VA_ARGS__, more, more, more, more, more, more, more, alone, ~)
 
 #define TE__KERNELS_OF_map(name, widths, model, dtype, pass, ...)                                                      \
@@ -197,8 +197,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     static_assert(TE_OP_COUNT(__VA_ARGS__) == 1 && TE__IS_CLASS(TE_FIRST_OP(__VA_ARGS__), gemm), \
                   "te: " #name ": in backward this pattern has a linear, and no other op");        \
     TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, op)
-/* Expands the macro family##_##pass(...), which defines a custom op's kernels. family: TE_CUSTOM_<family> for a single
- * op; TE_CUSTOM_PATTERN_<family>, TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b> for a pattern. */
+/* Expands the macro family##_##pass(...), which defines a custom op's kernels. `family` is TE_CUSTOM_<family> for a
+ * single op; for a pattern it is TE_CUSTOM_PATTERN_<family>, TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b>. */
 #define TE__CUSTOM(family, pass, ...) TE__CUSTOM2(family, pass, __VA_ARGS__)
 #define TE__CUSTOM2(family, pass, ...) family##_##pass(__VA_ARGS__)
 

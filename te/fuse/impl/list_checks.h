@@ -19,20 +19,21 @@
 /* ---- names and widths -------------------------------------------------------------------------------------------- */
 
 /* TE_NAME_CHECKS(widths, model, of, links) is expanded before everything else that a list declares. It checks that the
- * ops have different names, that each fork which an op uses stands before that op, and that each op takes the width
- * which the op before it produces. Only the first mistake is reported, with the names of the list and of the op.
+ * ops have different names, that a fork stands before the ops that use it, and that each op takes the width which the
+ * op before it produces. Only the first mistake is reported, with the names of the list and of the op.
  *
  * The checks are static_asserts in a function that is never called. Each op opens a nested block with enumerators of
  * its own, because an inner block may declare a name anew, which at file scope would be an error:
  *     te_ok                 1: no mistake has been found so far
  *     te_width              the width of the value behind the op
  *     te_name_.., te_fork_.., te_member_..
- *                           the names of ops, of forks, and of members of the model's struct. At file scope each is a
- *                           char; the block of the op that has the name declares it anew as an enumerator. So sizeof is
- *                           1 as long as no op has taken the name. A fork's enumerator is the width of its value.
+ *                           the names of ops, of forks, and of members of the model's struct. At file scope each name
+ *                           is declared as a char. The block of the op that has the name declares the name anew as an
+ *                           enumerator, whose size is that of an int. Therefore sizeof(name) is 1 as long as no op
+ *                           has the name. A fork's enumerator is the width of its value.
  * The first mistake ends the compilation where the compiler has a way to do so: in clang it is a warning with a custom
- * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc go on,
- * and may report further errors that follow from the mistake. */
+ * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc
+ * continue, and may report further errors that follow from the mistake. */
 #define TE_NAME_CHECKS(widths, model, of, links)                                                                \
     TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
     TE_UNUSED static void te_names_of_##model(void) {                                                           \
@@ -118,16 +119,16 @@
 #define TE__CLOSE_BLOCK_B(...) } TE__CLOSE_BLOCK_A
 #define TE__CLOSE_BLOCK_A_END
 #define TE__CLOSE_BLOCK_B_END
-/* TE__CHOOSE is the constant `yes` if the constant `which` is not 0, else `no`. The one that is not chosen need not be
- * a constant. */
+/* TE__CHOOSE is the constant `yes` if the constant `which` is not 0, else the constant `no`. The value that is not
+ * chosen need not be a constant. */
 #ifdef __cplusplus
 #define TE__CHOOSE(which, yes, no) ((which) ? (int)(yes) : (int)(no))
 #else
 #define TE__CHOOSE(which, yes, no) __builtin_choose_expr(which, yes, no)
 #endif
-/* TE__STOP_ASSERT(cond, text) is a static_assert within a function; in clang a failure ends the compilation.
- * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS both let the compiler
- * go on. */
+/* TE__STOP_ASSERT(cond, text) is a static_assert within a function; in clang its failure ends the compilation.
+ * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS, neither of them ends
+ * the compilation. */
 #if defined __clang__ && !defined TE_ALL_ERRORS
 #define TE__STOP_BEGIN                                                                                    \
     _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"")                  \
@@ -154,8 +155,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__STOP_END
 #define TE__STOP_ASSERT(cond, text) static_assert(cond, text);
 #endif
-/* With each error, nvcc prints the whole line of preprocessed text, and a list expands to a single very long line. A
- * pragma begins a new line, so that nvcc prints less. */
+/* With each error, nvcc prints the whole line of preprocessed text, and a list expands to a single very long line. nvcc
+ * prints less after a pragma, because the pragma begins a new line. */
 #if TE_CUDA
 #define TE__NEW_LINE _Pragma("GCC diagnostic ignored \"-Wshadow\"")
 #else
@@ -177,8 +178,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__RECOMPUTE_ENTRY_A_END
 #define TE__RECOMPUTE_ENTRY_B_END
 
-/* TE_RECOMPUTE_CHECKS(model, links) expands to static_asserts about recompute regions. They compare three enumerators
- * that each op and each mark has:
+/* TE_RECOMPUTE_CHECKS(model, links) expands to static_asserts about recompute regions. The static_asserts compare three
+ * enumerators that each op and each mark has:
  *     at      the index of the next op
  *     inside  1 + the index of the first op of the recompute region in which the next op lies; 0: it lies in no region
  *     head    1: this is a (recompute, ..), or a fork with only forks between it and the preceding (recompute, ..). The
@@ -250,9 +251,9 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
         TE_NOTHING)(model, op)
 
 /* Additional checks for the families for which TE_RECOMPUTE_CHECKED_<family> is #defined as a comma. If a fork lies in
- * a region, an op that uses the fork's value must lie in the same region, because the value is gone once the region is
- * closed. The op may lie elsewhere if the value stays in memory anyway: if it is the region's saved input, or the
- * caller's tensor for an (input, ..). */
+ * a recompute region, an op that uses the fork's value must lie in the same region, because the value is lost when the
+ * region is closed. The op may lie elsewhere if the value stays in memory anyway: if the value is the region's saved
+ * input, or the caller's tensor for an (input, ..). */
 #define TE_RECOMPUTE_CHECKED_add ,
 #define TE_RECOMPUTE_CHECKED_mul ,
 #define TE_RECOMPUTE_CHECKED_load ,
@@ -270,7 +271,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
             (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__RECOMPUTE_OF(model, op, inside),          \
                   "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_FORK_OF(op)) ") stands in a (recompute, ..), "      \
                       TE_CALLED(op) " behind it; begin the region with the fork, or take both in");
-/* A combine and its router: what a router in a region chose is in memory only while the region is open. */
+/* Check a combine and its router: the choices of a router in a recompute region are in memory only while the region is
+ * open. */
 #define TE_RECOMPUTE_CHECKED_combine ,
 #define TE__RECOMPUTE_CHECK_combine(model, op)                                                                         \
     static_assert((int)TE_JOIN4(, model, router, TE_FORK_OF(op), inside) == 0 ||                                       \
@@ -292,7 +294,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 /* ---- layouts over ranks ------------------------------------------------------------------------------------------ */
 
 /* The macros below find the layout that the output of each op has over the ranks of a tensor group (te_rank_layout),
- * and check that the next op accepts that layout. A mistake in tensor or sequence parallelism is a compile-time error.
+ * and check that the next op accepts this layout. Therefore a mistake in tensor or sequence parallelism is a
+ * compile-time error.
  *
  *     (f32, (rows, shard)), (rmsnorm, ln, H), (all_gather, g),       // each rank has its own tokens
  *     (linear, fc1, H, F / N, (shard, columns)), (gelu, act), (linear, fc2, F / N, H, (shard, rows)),
@@ -324,8 +327,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
 #define TE__HAS_PARAMS_MARK(op) TE_JOIN1(TE__MARK_OF_, TE__HAS_PARAMS(op))
 #define TE__MARK_OF_1 ,
 
-/* For each op, the enumerator for the layout of its output and, if the op is a fork, the one for the layout of the
- * fork's value. The output of a load has the layout of the fork's value. */
+/* For each op, the enumerator for the layout of the op's output and, if the op is a fork, the enumerator for the layout
+ * of the fork's value. The output of a load has the layout of the fork's value. */
 #define TE__LAYOUTS(model, before, op, after, live)                                                                  \
     TE_LAYOUT_OUT(model, op) =                                                                                       \
         TE_IF_MARKED(TE_JOIN1(TE_LOADS_, TE_FAMILY(op)), TE__LOADED_layout, TE__BY_FACTS_layout)(model, before, op), \

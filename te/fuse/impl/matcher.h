@@ -31,10 +31,10 @@
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* A macro cannot expand itself, so a recursive macro M is written as follows: instead of itself it leaves M_ TE_PARENS,
- * and M_() is #defined as M. Each time TE_EVAL scans the text, M_ TE_PARENS becomes M and expands once more. TE_EVAL
- * scans more than 127 times. That suffices, because recursion over a list needs one scan for each op, and a list has at
- * most 96 ops (TE_MAX_OPS). */
+/* A macro cannot expand itself. A recursive macro M is therefore written as follows: in place of itself it leaves M_
+ * TE_PARENS, and M_() is #defined as M. Each time TE_EVAL scans the text, M_ TE_PARENS becomes M and expands once more.
+ * TE_EVAL scans the text more than 127 times. This suffices, because recursion over a list needs one scan for each op,
+ * and a list has at most 96 ops (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
@@ -46,9 +46,9 @@
 #define TE_ENDS (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~), (end, ~)
 #define TE_STOP(...)
 
-/* TE_PLAN(list, ctx, ops...) expands to the plan of these ops: a sequence of steps, each a tuple (ctx, ops...). list:
- * the prefix of the patterns' names, such as TE_FORWARD_; ctx: a tuple of the caller's choice, which is copied into
- * every step. */
+/* TE_PLAN(list, ctx, ops...) expands to the plan of these ops: a sequence of steps, each a tuple (ctx, ops...). `list`
+ * is the prefix of the patterns' names, such as TE_FORWARD_; `ctx` is a tuple that the caller chooses, which is copied
+ * into every step. */
 #define TE_PLAN(l, ctx, ...) TE_PLAN_(l, ctx, __VA_ARGS__, TE_ENDS)
 #define TE_PLAN_(...) TE_EVAL(TE_MATCH_NEXT(__VA_ARGS__))
 #define TE_MATCH_NEXT(l, ctx, ...) TE_JOIN1(TE_TAKE, TE_MATCH_AT(l, __VA_ARGS__))(l, ctx, __VA_ARGS__)
@@ -83,11 +83,12 @@
 
 /* TE_PLAN_BESIDE(list, ctx, shared, (ops of forward...), ops of inference...) expands to the steps of TE_PLAN(list,
  * ctx, ops of inference...), with one difference: if forward has a step with exactly the same ops, the inference step
- * gets the tuple `shared` instead of ctx. It then uses the kernels of that forward step, so fewer kernels are compiled.
+ * gets the tuple `shared` instead of ctx. The inference step then uses the kernels of the forward step, so fewer
+ * kernels are compiled.
  *
  * To find these steps, the macros go through both lists at once, one step of each at a time. They count the ops of
- * forward's step without training ops (dropout) and marks, which inference does not have (`live`), and compare this
- * number with the number of ops in inference's step. There are three cases:
+ * forward's step that inference also has, i.e. all but training ops (dropout) and marks. They compare this number,
+ * `live`, with the number of ops in inference's step. There are three cases:
  *     live is 0              skip forward's step (TE_PAIR_SKIP)
  *     the numbers are equal  so are the ops, since both steps begin at the same op. Take inference's step; it gets
  *                            `shared` if forward's step has no training ops, else ctx (TE_PAIR_TAKE)
@@ -115,7 +116,7 @@
 #define TE_PAIR_TAKE2(...) TE_PAIR_TAKE3(__VA_ARGS__)
 #define TE_PAIR_TAKE3(l, x, s, f, ctx, step, i) (ctx, TE_STRIP step) TE_PAIR_ TE_PARENS (l, x, s, f, i)
 #define TE_PAIR_() TE_PAIR
-/* TE_TAKENn(ops...) expands to (the first n ops), (the other ops). TE_TAKEN0 is for a list that begins with a recompute
+/* TE_TAKENn(ops...) expands to (the first n ops), (all other ops). TE_TAKEN0 is for a list that begins with a recompute
  * mark, for which TE_MATCH_AT is 0: the mark becomes a step by itself. */
 #define TE_TAKEN0(a, ...) (a), (__VA_ARGS__)
 #define TE_TAKEN1(a, ...) (a), (__VA_ARGS__)
@@ -126,8 +127,8 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* TE_LIVE_COUNT(ops...) expands to the number of these ops that also exist in inference, i.e. without training ops and
- * marks. */
+/* TE_LIVE_COUNT(ops...) expands to the number of these ops that also exist in inference. Training ops and marks do not
+ * exist in inference. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
@@ -163,10 +164,9 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...) expands to those ops that exist in inference. These are all but the training ops, that is, the
- * ops of those kinds for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...) expands to the ops
- * without the marks of recompute regions, that is, without the kinds for which TE_IS_MARK_<kind> is #defined as a
- * comma. */
+/* TE_INFERRED(ops...) expands to those ops that exist in inference, i.e. without training ops. Training ops are those
+ * of a kind for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...) expands to the ops without the
+ * marks of recompute regions. Marks are those of a kind for which TE_IS_MARK_<kind> is #defined as a comma. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -177,18 +177,18 @@
 #define TE_FILTER_COMMA(a) , a
 #define TE_FILTER_() TE_FILTER
 
-/* TE_IF_OP(a, yes, no) expands to `yes` if a is an op, that is, a tuple of at least two members of which the second is
- * not empty, with nothing behind the tuple; else to `no`. */
+/* TE_IF_OP(a, yes, no) expands to `yes` if the argument `a` is an op, else to `no`. An op is a tuple with nothing
+ * behind it; the tuple has at least two members, and its second member is not empty. */
 #define TE_IF_OP(a, yes, no) TE_IF_TUPLE(a, TE_IF_NAMED, TE_IF_TAKE_NO)(a, yes, no)
 #define TE_IF_NAMED(a, yes, no) TE_IF_EMPTY(TE_SECOND(TE_STRIP a, , ~), no, TE_IF_ALONE(a, yes, no))
-/* TE_IF_ALONE(a, yes, no) expands to `yes` if a is a tuple with nothing behind it, else to `no`. If a comma is missing
- * in a list, another tuple stands behind it. */
+/* TE_IF_ALONE(a, yes, no) expands to `yes` if `a` is a tuple with nothing behind it, else to `no`. If a comma is
+ * missing in a list, another tuple stands behind the first one. */
 #define TE_IF_ALONE(a, yes, no) TE_IF_TUPLE(TE_EAT a, no, TE_IF_EMPTY(TE_EAT a, yes, no))
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
-/* TE_SPECIAL(arguments...) expands to a sequence of those arguments that are marks, ops of an unknown kind, or no ops
- * at all. An argument that is no op becomes (none, ~). The sequence is empty if all arguments are ops of known
+/* TE_SPECIAL(arguments...) expands to the sequence of those arguments that are marks, ops of an unknown kind, or not
+ * ops. An argument that is not an op becomes (none, ~). The sequence is empty if all arguments are ops of known
  * kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))
@@ -200,7 +200,7 @@
     TE_KNOW_ TE_PARENS (__VA_ARGS__)
 #define TE_KNOW_() TE_KNOW
 
-/* TE_EXCESS(ops...) expands to the 97th op, which is one too many (TE_MAX_OPS is 96), or to (end, ~) if there are at
+/* TE_EXCESS(ops...) expands to the 97th op, which is one op too many (TE_MAX_OPS is 96), or to (end, ~) if there are at
  * most 96 ops. */
 #define TE_EXCESS(...) TE_EXCESS_(__VA_ARGS__, TE_ENDS64, TE_ENDS64, ~)
 #define TE_EXCESS_(...) TE_ARG97(__VA_ARGS__)
@@ -215,10 +215,11 @@
 
 /* ---- using a sequence, or the ops of one step ------------------------------------------------------------------ */
 
-/* TE_FOR(M, (..)(..)..) expands to M(..) M(..) .., with the members of each tuple of the sequence as arguments. Beside
- * M, four macros must be #defined: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as nothing. M_A and
- * M_B alternate along the sequence: each expands M for one tuple and leaves the name of the other one in front of the
- * next tuple. Behind the last tuple one name is left; TE_FOR appends _END to it, so that it expands to nothing. */
+/* TE_FOR(M, (..)(..)..) expands to M(..) M(..) .., with the members of each tuple of the sequence as arguments. In
+ * addition to M, four macros must be #defined: M_A(..) as M(..) M_B; M_B(..) as M(..) M_A; M_A_END and M_B_END as
+ * nothing. M_A and M_B alternate along the sequence: each of them expands M for one tuple, and leaves the name of the
+ * other macro in front of the next tuple. Behind the last tuple one name is left; TE_FOR appends _END to this name, so
+ * that it expands to nothing. */
 #define TE_FOR(M, seq) TE_FOR_END(M##_A seq)
 #define TE_FOR_END(...) TE_FOR_END_(__VA_ARGS__)
 #define TE_FOR_END_(...) __VA_ARGS__##_END

@@ -1,8 +1,9 @@
-/* generation_device.h -- the device's part of te/generation.h: the memory that a step uses, the kernels that run before
- * and after the models, and the function that enqueues a step, which a graph can capture.
+/* generation_device.h -- the device's part of te/generation.h, which generates tokens for several sequences: the memory
+ * that a step uses, the kernels that run before and after the models, and the function that enqueues a step, which a
+ * graph can capture.
  *
- * Row i of te_sampling and of all arrays belongs to sequence i of the generation, which is sequence i of the cache. So
- * a batch consists of sequence 0 to the highest sequence that runs; those in between that do not run are padding. A
+ * Row i of te_sampling and of all arrays belongs to sequence i of the generation, which is sequence i of the cache. A
+ * batch consists of sequence 0 to the highest sequence that runs; sequences in between that do not run are padding. A
  * step is:
  *     copy       copies the block of inputs from the host
  *     begin      sets the batch's tokens (a prompt's tokens come from the host, a token to decode comes from the last
@@ -32,37 +33,37 @@ enum {
 /* The bits of te__generation_input.flags, which say for each sequence what the step does with it. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
-    /* the sequence has one row in the batch, whose token the device has chosen in an earlier step */
+    /* the sequence has one row in the batch; the device has chosen the token of this row in an earlier step */
     TE__GENERATION_DECODES = 2,
-    /* the token that this step chooses is the sequence's next token; not set while a part of the prompt is still to
-     * come */
+    /* the token that this step chooses is the sequence's next token. The bit is not set if a part of the prompt is
+     * still to come */
     TE__GENERATION_EMITS = 4,
     TE__GENERATION_NEW = 8      /* this is the first step of the sequence */
 };
-/* The values of te__generation_result.code, which say for each sequence whether it goes on or why it has ended. */
+/* The values of te__generation_result.code, which say for each sequence whether it continues or why it has ended. */
 enum {
     TE__GENERATION_NOTHING,
     TE__GENERATION_TOKEN,
     TE__GENERATION_STOPPED,  /* the chosen token is a stop token */
-    TE__GENERATION_NO_TOKEN, /* no token can be drawn: the logits are not finite */
-    /* the cache has refused the sequence's rows, because no page was free or the sequence has another length in the
-     * cache than the host expects */
+    TE__GENERATION_NO_TOKEN, /* no token can be drawn, because the logits are not finite */
+    /* the cache has refused the sequence's rows, because no page was free, or because the sequence has another length
+     * in the cache than the host expects */
     TE__GENERATION_REFUSED,
     TE__GENERATION_ENDED     /* the sequence had ended before this step */
 };
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The inputs that the host passes to a step. They lie in one block of memory, which is copied at once; a step that only
- * decodes needs only the first decode_bytes of the block. Each array is [sequences], unless its comment says
- * otherwise. */
+/* The inputs that the host passes to a step. They lie in one block of memory, which is copied as a whole; for a step
+ * that only decodes, only the first decode_bytes of the block are copied. Each array is [sequences], unless its comment
+ * says otherwise. */
 typedef struct te__generation_input {
     uint64_t *seed;
     float *temperature, *top_p, *min_p, *repetition, *frequency, *presence;
     int32_t *top_k, *flags;
     int32_t *past;       /* how many tokens the sequence has in the cache before the step, as the host expects */
-    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: the tokens behind which the sequence ends; -1 in
-                          * unused entries */
+    int32_t *stop;       /* [sequences, TE_GENERATION_MAX_STOPS]: the stop tokens, behind each of which the sequence
+                          * ends; -1 in unused entries */
     int32_t *cu_seqlens; /* [sequences + 1] */
     int32_t *tokens;     /* [rows] */
     char *memory;
@@ -86,18 +87,18 @@ typedef struct te__generation_state {
      * this step */
     int32_t *slot, *sampled;
     int32_t *tokens;         /* [rows]: the tokens of the current step's batch */
-    uint16_t *history;       /* [sequences, vocabulary]: how often each token was generated; null: there are no
+    uint16_t *history;       /* [sequences, vocabulary]: how often each token was generated; null if there are no
                               * penalties */
-    /* [sequences, words]: a bit for each token of the vocabulary, in words of 32 bits; 1: the prompt contains this
-     * token */
+    /* [sequences, words]: one bit for each token of the vocabulary, in words of 32 bits. The bit is 1 if the prompt
+     * contains this token */
     uint32_t *prompt;
-    /* Two buffers for the tensors that one model passes to the next, used alternately; each has space for `rows` rows
-     * of the widest of these tensors. */
+    /* Two buffers, used alternately, for the tensors that one model passes to the next. Each buffer has space for
+     * `rows` rows of the widest of these tensors. */
     void *x[2];
 } te__generation_state;
 
-/* Append an array of `count` elements to a block of memory, and return its address. *at: the block's size so far, which
- * is increased. If memory is null, only *at is increased. */
+/* Append an array of `count` elements to a block of memory, and return the address of the array. *at is the block's
+ * size so far, which the function increases. If `memory` is null, the function only increases *at. */
 TE_API void *te__generation_place(char *memory, size_t *at, int64_t count, size_t size) {
     void *p = memory ? memory + *at : 0;
     *at += (size_t)te_round_up(count * (int64_t)size, TE_ALIGN);
@@ -128,7 +129,7 @@ TE_API void te__generation_place_result(te__generation_result *r, char *memory, 
     r->bytes = at;
 }
 
-/* The part of a generation that concerns the device: sizes, memory and arguments of the kernels. */
+/* The part of a generation that concerns the device: sizes, memory, and arguments of the kernels. */
 typedef struct te__generation_device {
     te_model *const *models;
     int count;
@@ -140,7 +141,7 @@ typedef struct te__generation_device {
     te_sampling sampling;
 } te__generation_device;
 
-/* Return the size in bytes of a row of the widest tensor that one list passes to the next. */
+/* Return the size, in bytes, of a row of the widest tensor that one model passes to the next. */
 TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     int64_t widest = 0;
     for (int i = 0; i + 1 < count; i++) {
@@ -149,8 +150,8 @@ TE_API size_t te__generation_row_bytes(te_model *const *models, int count) {
     }
     return (size_t)widest;
 }
-/* Set the pointers in *d to parts of `memory`, the device's memory; the sizes in *d must be set before. Returns the
- * number of bytes that all these parts take. If memory is null, the call only finds out this number. */
+/* Set the pointers in *d to parts of `memory`, the device's memory. The sizes in *d must be set before. Returns the
+ * number of bytes that all these parts take. If `memory` is null, the function only computes this number. */
 TE_API size_t te__generation_place_device(te__generation_device *d, char *memory) {
     const int n = d->sequences;
     const int64_t x = d->rows * (int64_t)te__generation_row_bytes(d->models, d->count);
@@ -197,11 +198,11 @@ typedef struct te__generation_args {
     const int32_t *past; /* te_cache_tables.past */
     int decodes;         /* 1: the batch has exactly one row for each sequence */
     int vocabulary, words;
-    int to, from;        /* for te__generation_fork: the sequence with index `from` is copied to the sequence with index
-                          * `to` */
+    int to, from;        /* for te__generation_fork: the state of the sequence with index `from` is copied to the
+                          * sequence with index `to` */
 } te__generation_args;
 
-/* The kernel that runs before the models: it sets the batch's tokens and slots. Grid: a block processes
+/* The kernel that runs before the models. It sets the batch's tokens and slots. Grid: a block processes
  * TE__GENERATION_THREADS rows, and as many sequences. */
 TE_FN void te__generation_begin_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
@@ -225,7 +226,7 @@ TE_FN int te__generation_is_stop(const te__generation_args *a, int i, int token)
     for (int k = 0; k < TE_GENERATION_MAX_STOPS; k++) is |= a->in.stop[i * TE_GENERATION_MAX_STOPS + k] == token;
     return is;
 }
-/* The kernel that runs after the models: it sets the results of the step. Grid: a block processes
+/* The kernel that runs after the models. It sets the results of the step. Grid: a block processes
  * TE__GENERATION_THREADS sequences. */
 TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const te__generation_state *s = &a->state;
@@ -236,7 +237,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const int flags = a->in.flags[i], token = s->sampled[i], runs = s->slot[i] != TE_CACHE_PADDING;
     const int accepted = runs && a->past[i] == a->in.past[i], emits = accepted && flags & TE__GENERATION_EMITS;
     int code = TE__GENERATION_NOTHING;
-    /* The sequence has no new token, but the op sample has advanced its random state and counted a token: undo both. */
+    /* The sequence has no new token, but the op sample has advanced its random state and counted a token. Undo both
+     * changes. */
     if (!emits) {
         s->counter[i]--;
         if (s->history && token >= 0) s->history[(int64_t)i * a->vocabulary + token]--;
@@ -290,8 +292,7 @@ TE_API te__generation_args te__generation_args_of(const te__generation_device *d
     return a;
 }
 TE_API te_grid te__generation_grid(int64_t count, int each) { return te__grid_of(te_ceil_div(count, each), 1); }
-/* Enqueue everything that a step runs between its two copies (of its inputs and of its results), without waiting for
- * it. */
+/* Enqueue, without waiting, everything that a step runs between the copy of its inputs and the copy of its results. */
 TE_IF_USED TE_API te_status te__generation_run(const te__generation_device *d, te__generation_batch of,
                                                te_context *ctx) {
     te__generation_args a = te__generation_args_of(d);
@@ -324,7 +325,8 @@ typedef struct te__generation_graph_args {
     const te__generation_device *device;
     int sequences;
 } te__generation_graph_args;
-/* The function of a graph that runs a step that only decodes (te__generation_run). arg: a te__generation_graph_args. */
+/* The function of a graph that runs a step that only decodes (te__generation_run). `arg` points to a
+ * te__generation_graph_args. */
 TE_IF_USED TE_API te_status te__generation_graph(const te_graph *g, const void *arg, te_context *ctx) {
     const te__generation_graph_args *a = (const te__generation_graph_args *)arg;
     (void)g;

@@ -1,6 +1,6 @@
 /* call_checks.h -- the checks that a call makes before it enqueues any work: checks of the batch, checks of the
  * caller's tensors, and a check that no memory which the call writes overlaps other memory of the call. The header also
- * has the functions that return the values of forks and of extra inputs.
+ * has the functions that return the values of forks (values that later ops use again) and of extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -11,7 +11,7 @@
 /* ---- the batch --------------------------------------------------------------------------------------------------- */
 
 /* Check the members of te_batch that describe packed sequences of different lengths (core/tensor.h). cu_seqlens lies in
- * target memory, so its values can be checked only if the target is the host. */
+ * target memory (host or device), so its values can be checked only if the target is the host. */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq * (b->context ? te_cp_group(ctx)->size : 1);
     if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
@@ -37,8 +37,9 @@ TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_con
     return TE_OK;
 }
 
-/* Check te_batch.memory_seq, the number of rows per sequence that cross_attention attends to (the encoder's output).
- * The function is called for lists with an extra input that has such rows, declared as (input, .., (rows, memory)). */
+/* Check te_batch.memory_seq, the number of rows per sequence that cross_attention attends to, e.g. the rows of an
+ * encoder's output. The function is called for lists that declare an extra input with such rows: (input, .., (rows,
+ * memory)). */
 TE_API te_status te__check_memory(const te_batch *b, const char *name, te_context *ctx) {
     TE_REQUIRE(b->memory_seq > 0, ctx, TE_ERROR_SHAPE,
                "%s: batch.memory_seq is %d; a list with an input of (rows, memory) needs a positive one", name,
@@ -51,7 +52,7 @@ TE_API te_status te__check_memory(const te_batch *b, const char *name, te_contex
     return TE_OK;
 }
 
-/* Check a batch whose sequences the ranks of the context group split (te_batch.context). */
+/* Check a batch whose sequences are split over the ranks of the context group (te_batch.context). */
 TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_context *ctx) {
     const char *name = plan->name;
     const te_group *g = te_cp_group(ctx);
@@ -111,7 +112,8 @@ TE_API te_status te__check_batch(const te_plan *plan, const te_model *m, const t
 
 /* ---- the caller's tensors ---------------------------------------------------------------------------------------- */
 
-/* Check that the caller's tensor t has the shape and format of `want`, which follow from the list and the batch. */
+/* Check that the caller's tensor t has the shape and format that `want` has. The caller of this function has computed
+ * `want` from the list and the batch. */
 TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor t, te_value want, te_context *ctx) {
     TE_REQUIRE(t.data, ctx, TE_ERROR_NULL, "%s: %s is null", model, name);
     TE_REQUIRE(t.dtype == want.dtype, ctx, TE_ERROR_DTYPE, "%s: %s is %s, the list was declared with %s", model, name,
@@ -130,17 +132,18 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
 }
 
 /* Set *found to the entry of te_batch.edges that has the name of `op`, an (input, name) or (output, name). Returns an
- * error if there is no such entry. While only sizes are measured, there is no batch, and *found becomes null. */
+ * error if te_batch.edges has no such entry. During a dry run that only measures sizes there is no batch, and *found
+ * becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK;
     TE_REQUIRE(*found, r->ctx, TE_ERROR_NULL, "%s: the batch brings no edge named %s", r->plan->name, op->name);
     return TE_OK;
 }
-/* Set *v to the caller's tensor for `op`, an extra input or output of the list. grad 0: the tensor that holds its
- * value; grad 1: the tensor that holds the gradient of that value, for which v->data becomes null if the caller has
- * passed none. The tensor must have the shape and format of `like`. While only sizes are measured, v->data is the
- * address of x, as a placeholder. */
+/* Set *v to the caller's tensor for `op`, an extra input or output of the list. If `grad` is 0, this is the tensor that
+ * holds the value; if `grad` is 1, it is the tensor that holds the gradient of the value, and v->data becomes null if
+ * the caller has passed no such tensor. The tensor must have the shape and format of `like`. During a dry run that only
+ * measures sizes, v->data is the address of x, as a placeholder. */
 TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, te_value like, int grad) {
     const te_edge *e;
     *v = like, v->block = -1, v->data = r->x.data;
@@ -151,9 +154,9 @@ TE_API te_status te__edge_tensor(te_value *v, const te_run *r, const te_op *op, 
     if (t.data || !grad) TE_TRY(te__check_tensor(r->plan->name, e->name, t, like, r->ctx));
     return TE_OK;
 }
-/* Return the shape and format (no data) of a value with `cols` columns that fits the second operand of `op`: the rows
- * and the format are those of that operand, which is the value of an earlier (fork, ..) or of an extra (input, ..) of
- * the list. */
+/* Return a te_value without data that describes the second operand of `op`, which is the value of an earlier (fork, ..)
+ * or of an extra (input, ..) of the list. The rows and the number format are those of this operand; the number of
+ * columns is `cols`. */
 TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     const te_rows rows = fork->flags & TE_OF_MEMORY      ? TE_ROWS_memory
@@ -162,8 +165,8 @@ TE_API te_value te__fork_value_like(const te_run *r, const te_op *op, int cols) 
                                                          : fork->out_rows;
     return te__value_of(0, op->edge_dtype, te__rows_in(r, rows), cols);
 }
-/* Set *v to the second operand of `op`, besides its own input: the value of an earlier (fork, ..), or of an extra
- * (input, ..) of the list. The function works in forward, inference and backward. */
+/* Set *v to the second operand of `op`, which is the value of an earlier (fork, ..) or of an extra (input, ..) of the
+ * list. The first operand is the op's input. The function works in forward, inference and backward. */
 TE_API te_status te__fork_value_of_width(te_value *v, const te_run *r, const te_op *op, int cols) {
     const te_op *fork = &r->plan->op[op->edge];
     if (fork->flags & TE_IS_INPUT) return te__edge_tensor(v, r, fork, te__fork_value_like(r, op, cols), 0);
@@ -178,29 +181,29 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
 
 /* Memory that a call writes must not overlap other memory that the call reads or writes.
  *
- * A call writes y, te_saved.memory, the workspace and the values of extra outputs; backward writes dx, the gradients of
- * the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of these overlaps
- * another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. There is one exception, a call
- * in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address, shape, stride
- * and format. The elements between the rows of a tensor with a stride do not belong to it: x and y may be columns of
- * one matrix.
+ * Forward and inference write y, te_saved.memory, the workspace and the values of extra outputs. Backward writes dx,
+ * the gradients of the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of
+ * these overlaps another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. The one exception
+ * is a call in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address,
+ * shape, stride and format. If the rows of a tensor have a stride, the elements between the rows do not belong to the
+ * tensor, so x and y may be different columns of one matrix.
  *
- * The last step of a call in place must not read what it overwrites, unless it works element by element or row by row.
- * Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither element by
- * element nor row by row (a linear, attention or rope alone). If the rows have a stride, every list can run in place,
- * because the steps work on copies.
+ * The last step of a call in place must not read memory that it overwrites, unless it works element by element or row
+ * by row. Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither
+ * element by element nor row by row (a linear, attention or rope alone). If the rows have a stride, every list can run
+ * in place, because the steps work on dense copies of the tensors.
  *
- * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes y
+ * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes the forward's y
  * (te_saved.loss_in_backward), then dy and dx must not overlap that x or y. */
 
 typedef struct te__region {
     const char *name;
     const char *begin;
-    size_t bytes;       /* from the first byte of the region to the last one */
-    size_t row, stride; /* the bytes of a row, and those from the beginning of a row to that of the next one; stride 0:
-                         * all bytes belong to the region */
+    size_t bytes;       /* the bytes from the first byte of the region to the last one */
+    size_t row, stride; /* `row`: the bytes of one row. `stride`: the distance in bytes from the beginning of one row to
+                         * the beginning of the next row, or 0 if the region has no gaps between its rows */
     int written;
-    int end; /* 1: the region is the input of the pass (x or dy); 2: it is the result of the pass (y or dx); 0: neither.
+    int end; /* 1 if the region is the input of the pass (x or dy), 2 if it is the result of the pass (y or dx), else 0.
               * In a call in place, a region with `end` 1 and a region with `end` 2 may be the same memory */
 } te__region;
 enum { TE__MAX_REGIONS = 16 };
@@ -225,13 +228,14 @@ TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const int strided = te__is_strided(to);
     if (r->pass == TE_FORWARD || from.data != to.data || from.dtype != to.dtype) return 0;
     if (from.rows != to.rows || from.cols != to.cols || te__is_strided(from) != strided) return 0;
-    if (strided) return from.stride == to.stride; /* the steps work on copies of both */
+    if (strided) return from.stride == to.stride; /* x and y (or dy and dx) both have a stride, so the steps work on
+                                                   * dense copies of both */
     if (op->flags & TE_IS_CROSS) return 0; /* not in place: cross_attention also reads keys and values, which may lie in
                                             * the memory of `from` */
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Return whether backward may read the value of the fork that `op` uses. It may for every op that uses a fork except
- * add, whose gradients do not depend on the fork's value. */
+/* Return whether backward may read the value of the fork that `op` uses. Backward reads this value for every op that
+ * uses a fork except add, because the gradients of an add do not depend on the fork's value. */
 TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
 /* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
  * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
@@ -250,14 +254,15 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Return an error if the memory region *to overlaps a parameter or gradient outside of the instance's two buffers of
- * parameters and gradients: one of a tied parameter, a weight in a mapped file, or a weight in FP8. */
+/* Some parameters and gradients lie outside the instance's two buffers: those of a tied parameter, a weight in a mapped
+ * file, and a weight in FP8. Return an error if the memory region *to overlaps one of these. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
     if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* a region that is only read may overlap
-                                                                      * parameters, but not gradients that backward
-                                                                      * writes */
+                                                                      * parameters; but in backward it must not overlap
+                                                                      * a gradient, because backward writes the
+                                                                      * gradients */
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {
             const te_recipe recipe = m->plan->op[i].recipe;
@@ -283,8 +288,9 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
         }
     return TE_OK;
 }
-/* Return whether two regions have no byte in common. Rows with the same stride are apart if they are so within one
- * stride; a region without a stride that lies between two rows is apart, too. */
+/* Return whether two regions have no byte in common. If both regions have the same row stride, they are apart if their
+ * rows are apart within one stride. A region without a stride is also apart from a region with a stride if it lies
+ * between two rows of that region. */
 TE_API int te__regions_apart(const te__region *a, const te__region *b) {
     const uintptr_t x = (uintptr_t)a->begin, y = (uintptr_t)b->begin;
     if (x + a->bytes <= y || y + b->bytes <= x) return 1;
@@ -326,8 +332,8 @@ TE_API te_status te__region_add_tensor(te__regions *all, const char *name, te_te
     to.bytes = (size_t)(t.rows - 1) * to.stride + row, to.written = written, to.end = end;
     return te__region_put(all, to);
 }
-/* Return TE_IS_INPUT if the list has an extra input with this name, TE_IS_OUTPUT if it has an extra output with this
- * name, else 0. Attention's max_logit counts as an output. */
+/* Return TE_IS_INPUT if the list has an extra input with this name, or TE_IS_OUTPUT if the list has an extra output
+ * with this name, else 0. The max_logit of an attention counts as an extra output. */
 TE_API int te__edge_kind(const te_plan *p, const char *name) {
     for (int k = 0; name && k < p->op_count; k++) {
         const int flags = p->op[k].flags;
@@ -338,8 +344,8 @@ TE_API int te__edge_kind(const te_plan *p, const char *name) {
     }
     return 0;
 }
-/* Add to the table of memory regions those that the caller passes for the ops (input, ..) and (output, ..), and for
- * attention with the option (max_logit, 1). */
+/* Add to the table of memory regions the tensors that the caller passes in te_batch.edges: for the ops (input, ..) and
+ * (output, ..), and for attention with the option (max_logit, 1). */
 TE_API te_status te__regions_edges(te__regions *all) {
     const te_run *r = all->run;
     const int before = all->count;
@@ -353,7 +359,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         TE_REQUIRE(!te__is_strided(e->value) && !te__is_strided(e->grad), r->ctx, TE_ERROR_SHAPE,
                    "%s: the rows of %s have a stride, which only those of x, y, dx and dy may have", r->plan->name,
                    e->name);
-        int is_read = 0; /* 1: backward reads the value of this extra input, because an op of the list does */
+        int is_read = 0; /* 1 if backward reads the value of this extra input, because an op of the list uses the
+                          * value */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= te__rereads_fork(op) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&
@@ -362,8 +369,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         }
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
-        /* If the table is full, drop the extra inputs and outputs in it to make space: those that follow are still
-         * compared with all other regions, but not with the dropped ones. */
+        /* If the table is full, remove the extra inputs and outputs that are in the table, to make space. The later
+         * extra inputs and outputs are then still compared with all other regions, but not with the removed ones. */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));
@@ -374,9 +381,9 @@ TE_API te_status te__regions_edges(te__regions *all) {
     }
     return TE_OK;
 }
-/* Check that no memory which this call writes overlaps other memory that the call reads or writes. used: the bytes of
- * workspace that the call needs. Call this after the dry run, which has checked the shapes and formats of the
- * tensors. */
+/* Check that no memory which this call writes overlaps other memory that the call reads or writes. `used` is the number
+ * of bytes of workspace that the call needs. Call this after the dry run, which has checked the shapes and formats of
+ * the tensors. */
 TE_API te_status te__check_overlap(const te_run *r, const te_model *m, const te_saved *saved, size_t used) {
     const int back = r->pass == TE_BACKWARD;
     const te_tensor from = te__caller(r, back ? TE__CALLER_dy : TE__CALLER_x);

@@ -14,21 +14,21 @@
 
 /* ---- where backward stops ---------------------------------------------------------------------------------------- */
 
-/* Backward runs from the last op of the list towards the first, and ends at the "backward stop". The backward stop is
- * the first op, in list order, that computes a gradient which is needed: the gradient of a trained parameter, of x, or
- * of an extra input. */
+/* Backward runs from the last op of the list towards the first op, and ends at the "backward stop". The backward stop
+ * is the op nearest to the beginning of the list that computes a gradient which is needed: the gradient of a trained
+ * parameter, of x, or of an extra input. */
 
-/* Return whether op i uses the value of an extra input of the list whose gradient the caller wants. If so, backward
- * must run op i to compute this gradient. */
+/* Return whether op i uses the value of an extra input of the list, and the caller wants the gradient of this input. If
+ * so, backward must run op i to compute this gradient. */
 TE_API int te__wants_edge_grad(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (op->edge < 0 || !(r->plan->op[op->edge].flags & TE_IS_INPUT)) return 0;
     const te_edge *e = te__edge_named(r, r->plan->op[op->edge].name);
     return e && e->grad.data;
 }
-/* Compute te_run.backward_stop, the index of the op at which backward ends. If no gradient is needed, backward has
- * nothing to compute, and the result is the number of ops; except if forward has left the loss to backward: backward
- * must then run the last op, which computes the loss, and the result is the index of that op. */
+/* Compute te_run.backward_stop, the index of the op at which backward ends. If no gradient is needed, the result is the
+ * number of ops, and backward has nothing to compute. There is one exception: if forward has left the loss to backward,
+ * backward must run the last op, which computes the loss, and the result is the index of the last op. */
 TE_API int te__backward_stop_of(const te_run *r) {
     const int count = r->plan->op_count;
     if (r->dx.data) return TE_BACKWARD_STOP_dx;
@@ -39,8 +39,8 @@ TE_API int te__backward_stop_of(const te_run *r) {
     }
     return r->loss_in_backward ? count - 1 : count;
 }
-/* Return the number of steps that backward runs: all steps up to and including the one with op r->backward_stop, at
- * which backward ends. */
+/* Return the number of steps that backward runs. The last of these steps contains op r->backward_stop, at which
+ * backward ends. */
 TE_API int te__steps_to_backward_stop(const te_run *r) {
     const te_plan *p = r->plan;
     int n = 0;
@@ -65,11 +65,11 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
 
 /* A recompute region consists of the ops between the two marks of te/ops/recompute.h. The values that these ops save,
  * except those of the last op, are stored in the workspace, and only while the region is open. Forward opens a region
- * while it runs the region's steps. Backward opens it, too, and fills its memory by running the region's forward steps
- * again. */
+ * while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
+ * region's forward steps once more. */
 
-/* Acquire the memory in which recompute region k saves values. Forward needs this memory, too: its steps always store
- * the values that backward would read, although forward discards them when it closes the region. */
+/* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps always
+ * store the values that backward would read; forward discards these values when it closes the region. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
@@ -79,8 +79,9 @@ TE_API te_status te__recompute_open(te_run *r, int k) {
     (void)te__place(r, (char *)v.data, 0, s->first, s->last, k);
     return TE_OK;
 }
-/* Release the memory of region k. The addresses of the values that were saved in it become null, except those of forks
- * at the beginning of the region: their value is the region's input, which lies elsewhere. */
+/* Release the memory of region k. The addresses of the values that were saved in this memory become null. The addresses
+ * of forks at the beginning of the region are kept, because the value of such a fork is the region's input, which lies
+ * elsewhere. */
 TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
@@ -101,10 +102,10 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
         for (int j = 0; j < plan->forward[i].count; j++)
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
-/* In backward: open region k, and fill its memory by running the region's forward steps on a copy of *r, in which all
- * values have the same addresses as in *r. The output of the region's last op need not be recomputed, because forward
- * has saved it. If the step of that op runs nevertheless, for its other ops, this output goes to the workspace, and its
- * row statistics are not stored. */
+/* In backward: open region k, and compute the values in it by running the region's forward steps on a copy of *r, in
+ * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed, because
+ * forward has saved it. The step of the last op may have to run nevertheless, for the other ops of this step; then the
+ * output of the last op goes to the workspace, and its row statistics are not stored. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -123,7 +124,7 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
     return TE_OK;
 }
-/* Called before each step: open all recompute regions that contain an op of the step. A forward step lies either
+/* Open all recompute regions that contain an op of the step; called before each step. A forward step lies either
  * entirely in one region or outside of all regions; a backward step may have ops of several regions. */
 TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
@@ -132,8 +133,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* Called after each step: close the recompute regions that the step has completed. In forward, these are the regions
- * whose last op is in the step; in backward, those whose first op is in the step. */
+/* Close the recompute regions that the step has completed; called after each step. In forward, a region is complete
+ * after the step with the region's last op; in backward, after the step with the region's first op. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -143,9 +144,9 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. Called
- * before each step `next`, it does so if step `next` has an op that draws random numbers; called at the end of the
- * pass, with a null `next`, it does so in any case. */
+/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. If
+ * `next` is a step, which is about to run, do this only if the step has an op that draws random numbers. If `next` is
+ * null, at the end of the pass, do this in any case. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -158,8 +159,8 @@ TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next
 TE_IF_USED TE_API te_status te__training_before(te_run *r, const te_step *step) {
     TE_TRY(te__recompute_enter(r, step));
     if (r->sum_count > TE_SUM_JOBS - TE_SUMS_A_STEP)
-        TE_TRY(te__reduce_columns_now(r)); /* the list of deferred sums may have no space left for the sums of this
-                                            * step, so add up those deferred so far */
+        TE_TRY(te__reduce_columns_now(r)); /* the table of deferred column sums may have no space left for the sums of
+                                            * this step, so add up the sums that are deferred so far */
     return te__take_random_state(r, step);
 }
 TE_API te_status te__training_after(te_run *r, const te_step *step) {
@@ -203,26 +204,26 @@ TE_API int te__draws(const te_plan *p) {
 }
 
 /* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. There are two such
- * cases: the ops of the last step do not change the value and so store nothing (a fork; in backward also `positions`),
- * or y has another format than the one in which the last op stores its result. */
+ * cases. Either the ops of the last step do not change the value, so that the step stores nothing (a fork; in backward
+ * also `positions`); or y has another number format than the one in which the last op stores its result. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
     return r->plan->convert(to.data, to.dtype, r->current.data, r->current.dtype, to.rows * to.cols, r->ctx);
 }
 
-/* Run the whole pass. now: the value that the first step of the pass reads, which is x in forward and dy in
- * backward. */
+/* Run the whole pass. `now` is the value that the first step of the pass reads: x in forward, dy in backward. */
 TE_API te_status te__run_from(te_run *r, te_value now) {
     r->current = now;
     r->pool.count = 0, r->pool.high = 0;
     for (int i = 0; i < r->plan->op_count; i++) r->edge[i] = te__no_value();
     return te__run_pass(r);
 }
-/* Make the dry run, and return an error if the workspace is too small. Even a workspace that was measured for more rows
- * than this call has may be too small: smaller blocks can leave gaps into which other blocks do not fit
- * (te__pool_take). In that case the dry run is repeated, each time with blocks for TE_ROW_PAD more rows. At the latest
- * when the blocks are as large as in the measurement they fit, because they then get the same offsets. */
+/* Make the dry run, and return an error if the workspace is too small. A workspace that was measured for more rows than
+ * this call has may nevertheless be too small, because smaller blocks can leave gaps into which other blocks do not fit
+ * (te__pool_take). If the workspace is too small, the dry run is repeated, each time with blocks for TE_ROW_PAD more
+ * rows. When the blocks are as large as in the measurement, they get the same offsets as in the measurement, and
+ * therefore fit. */
 enum { TE__MAX_CAPACITY = 8 }; /* te__dry_run tries blocks for at most 8 times this call's rows */
 TE_API te_status te__dry_run(te_run *r, te_value now) {
     const size_t all = r->ctx->workspace_bytes, there = all > r->copies_bytes ? all - r->copies_bytes : 0;
@@ -239,8 +240,9 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->copies_bytes ? ", with te_plan_strided_bytes for tensors with a stride" : "", all);
     return TE_OK;
 }
-/* For tensors with a stride: copy those that the pass reads to their dense copies, before the first step; and those
- * that it has written back, after the last step. Backward may also read the forward's x and y, and write its y. */
+/* For caller's tensors whose rows have a stride: te__copy_operands copies the tensors that the pass reads to their
+ * dense copies, before the first step; te__copy_results copies the tensors that the pass has written from their dense
+ * copies, after the last step. Backward may also read the forward's x and y, and may write the forward's y. */
 TE_API te_status te__copy_operands(te_run *r) {
     const int back = r->pass == TE_BACKWARD;
     if (!r->copies_bytes) return TE_OK;
@@ -265,8 +267,8 @@ TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const t
     TE_REQUIRE((uintptr_t)ctx->workspace % TE_ALIGN == 0, ctx, TE_ERROR_ALIGNMENT,
                "%s: the workspace must be aligned to %d bytes", r->plan->name, (int)TE_ALIGN);
     TE_TRY(te__check_overlap(r, m, saved, r->copies_bytes + r->pool.high));
-    if (r->saved) r->saved->plan = 0; /* until the pass has run, mark *saved as not filled, so that no backward accepts
-                                       * it */
+    if (r->saved) r->saved->plan = 0; /* mark *saved as not filled until the pass has run, so that no backward accepts
+                                       * *saved */
     if (r->pass == TE_FORWARD && te__draws(r->plan)) r->take.taken = r->rng, r->take.state = ctx->rng;
     if (m->shards)
         TE_TRY(m->shards->begin(m->shards, r->pass == TE_BACKWARD, r->batch->accumulate, ctx));
@@ -288,7 +290,8 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
     te__set_recipe_use(r, TE_USE_as_bound);
-    if (m->shards) r->watch = m->watch; /* in forward too: it says that collectives run on a second stream */
+    if (m->shards) r->watch = m->watch; /* forward also needs the listener, because with a listener collectives run on a
+                                         * second stream */
 }
 
 /* Check the arguments of a forward or an inference call, and initialise *r for it. */
@@ -304,7 +307,7 @@ TE_API te_status te__begin_forward(te_run *r, te_tensor y, te_tensor x, const te
     te__take_tensor(r, TE__CALLER_x, te__from_tokens(plan) ? te_none() : x), te__take_tensor(r, TE__CALLER_y, y);
     return TE_OK;
 }
-/* Inference: compute y[rows, out] from x[rows, in]. call_checks.h says which tensors may share memory. */
+/* Run inference: compute y[rows, out] from x[rows, in]. call_checks.h says which tensors may share memory. */
 TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, const te_model *m, const te_batch *b,
                                te_context *ctx) {
     te_run r;
@@ -312,8 +315,9 @@ TE_API te_status te_plan_infer(te_tensor y, te_tensor x, const te_plan *plan, co
     r.saved_bytes = te__lay_out(&r, 0);
     return te__execute(&r, r.x, m, 0);
 }
-/* For the error text about a saved.memory that is too small: if the list has an FP8 recipe that is off, so that forward
- * saves more bytes than <list>_saved_bytes returns, the reason for that; else "". */
+/* Return a part of the error text for a saved.memory that is too small. If the list has an FP8 recipe that is off,
+ * forward saves more bytes than <list>_saved_bytes returns; the text then says why the recipe is off. Otherwise the
+ * text is "". */
 TE_API const char *te__why_recipe_is_off(const te_plan *plan, const te_model *m) {
     int is_initialised = 0;
     for (int i = 0; i < m->param_count; i++) {
@@ -323,8 +327,8 @@ TE_API const char *te__why_recipe_is_off(const te_plan *plan, const te_model *m)
     return is_initialised ? "; FP8 is off (te_recipes_switch), so te_plan_saved_bytes_without_recipe says how many"
                           : "; the list runs without its recipe: call te_recipes_init first, after the bind";
 }
-/* Forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, the function does
- * what te_plan_infer does. */
+/* Run forward: compute y from x, and save in *saved the values that backward needs. If `saved` is null, run inference
+ * as te_plan_infer does. */
 TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, const te_plan *plan, const te_model *m,
                                  const te_batch *b, te_context *ctx) {
     te_run r;
@@ -387,9 +391,10 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
-/* Backward: from dy[rows, out], compute dx[rows, in] and the gradients of the parameters that train (freeze.h). If dx
- * is te_none(), it is not computed. If the instance was bound without gradients, only dx is computed. If the list ends
- * in cross_entropy, dy is [rows, 1] in f32 or te_none(); the latter stands for batch.loss_scale in every row. */
+/* Run backward: from dy[rows, out], compute dx[rows, in] and the gradients of the parameters that train (freeze.h). If
+ * dx is te_none(), it is not computed. If the instance was bound without gradients, only dx is computed. If the list
+ * ends in cross_entropy, dy is [rows, 1] in f32 or te_none(); te_none() means that dy is batch.loss_scale in every
+ * row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -417,10 +422,10 @@ TE_API size_t te__saved_bytes(const te_plan *plan, int64_t rows, te_recipe_use u
     te_run r = te__run_to_size(plan, TE_FORWARD, rows, use, ctx);
     return te__lay_out(&r, (char *)(uintptr_t)TE_ALIGN);
 }
-/* The bytes that te_saved.memory must have for this many rows, under the list's recipe if it has one. Returns 0 if the
- * widths are not known yet (dims.h), if no call can have this many rows, or if the list is for inference only. If the
- * list has an (input, .., (rows, memory)), then `rows` is the larger one of two numbers, here and in the functions
- * below: the rows of the batch and the rows of that input. */
+/* Return the bytes that te_saved.memory must have for this many rows, under the list's recipe if the list has one.
+ * Returns 0 if the widths are not known yet (dims.h), if no call can have this many rows, or if the list is for
+ * inference only. If the list has an (input, .., (rows, memory)), then `rows` must be the larger of two numbers: the
+ * rows of the batch and the rows of that input. The same holds for `rows` of the functions below. */
 TE_API size_t te_plan_saved_bytes(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_on, 0);
 }
@@ -430,7 +435,7 @@ TE_API size_t te_plan_saved_bytes_of_rank(const te_plan *plan, int64_t rows, te_
     return te__saved_bytes(plan, rows, TE_USE_on, ctx);
 }
 /* Return the bytes that te_plan_saved_bytes returns, but for calls in which no GEMM runs under the recipe; forward then
- * saves all values in the list's format. */
+ * saves all values in the list's dtype. */
 TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t rows) {
     return te__saved_bytes(plan, rows, TE_USE_off, 0);
 }
@@ -438,17 +443,17 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* The bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls with
- * this many rows have a stride (te_tensor.stride): backward needs a dense copy of each of the four. */
+/* Return the bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls
+ * with this many rows have a stride (te_tensor.stride). Backward needs a dense copy of each of these four tensors. */
 TE_API size_t te_plan_strided_bytes(const te_plan *plan, int64_t rows, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
     const te_run r = te__run_to_size(plan, TE_INFER, rows, TE_USE_off, ctx);
     const size_t x = te__from_tokens(plan) ? 0 : te__dense_bytes(r.x.rows, r.x.cols, r.x.dtype);
     return (plan->training ? 2 : 1) * (x + te__dense_bytes(r.y.rows, r.y.cols, r.y.dtype));
 }
-/* The bytes of workspace that suffice, on the context's device, for any pass with at most this many rows, whether the
- * recipe is on or off. Returns 0 and stores an error text in ctx if ctx was not created, if m is not bound, or if no
- * call can have this many rows. */
+/* Return the bytes of workspace that suffice, on the context's device, for any pass with at most this many rows,
+ * whether the recipe is on or off. Returns 0 and stores an error text in ctx if ctx was not created, if m is not bound,
+ * or if no call can have this many rows. */
 TE_API size_t te_plan_workspace_bytes(const te_plan *plan, const te_model *m, int64_t rows, te_context *ctx) {
     size_t max_bytes = 0;
     if (!plan || te__check_target(ctx, plan->name) != TE_OK) return 0;

@@ -17,47 +17,50 @@ enum { TE_BACKWARD_STOP_dx = -1 }; /* the value of te_run.backward_stop if the c
                                     * whole list */
 
 /* The memory to which a forward step stores its result when te__recompute_input runs the step a second time. The result
- * is an FP8 operand of a GEMM: stored row-major to `data`, or transposed to `transposed`. Exactly one of these two
- * pointers is not null. */
+ * is an FP8 operand of a GEMM, stored either row-major to `data` or transposed to `transposed`. Exactly one of these
+ * two pointers is not null. */
 typedef struct te_recompute_target {
     void *data;           /* the operand in FP8, [rows, cols] */
     void *transposed;     /* memory for the operand's transpose in FP8, [cols, rows rounded up to a multiple of 16] */
-    float *inverse_scale; /* output: the step stores the inverse scales here. With `data`: two numbers, 1 / scale and
-                           * the scale. With `transposed` under fp8_block: 1 / scale of each tile of the transpose */
-    const float *scale;   /* input: the tensor's FP8 scale, one number. Null (fp8_block): the step computes a scale for
-                           * each tile */
-    int rounds_first;     /* 1: the step rounds to the list's format first and then to FP8, as forward did, so that
+    float *inverse_scale; /* output: the memory to which the step stores the inverse scales. With `data`, these are two
+                           * numbers: 1 / scale and the scale. With `transposed` under fp8_block, they are 1 / scale of
+                           * each tile of the transpose */
+    const float *scale;   /* input: the tensor's FP8 scale, one number; null under fp8_block, where the step computes a
+                           * scale for each tile */
+    int rounds_first;     /* 1: the step rounds to the list's dtype first and then to FP8, as forward did, so that
                            * backward gets the same bits */
 } te_recompute_target;
 
-/* Work that the next step must still do to complete the current value (te_run.current). The value's `state` says which
- * work that is (te_value_state in value.h). */
+/* Work that the next step must do to complete the current value (te_run.current). The member `state` of this value says
+ * which kind of work is left (te_value_state in value.h). */
 typedef struct te_deferred_work {
-    te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For deferred_gather
-                      * it is this rank's rows of the current value; for deferred_product it is operand A of the GEMM */
+    te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For
+                      * deferred_gather, this is the part of the current value with this rank's rows; for
+                      * deferred_product, it is operand A of the GEMM */
     te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
     struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if it does not overlap
                                          * with a collective */
 } te_deferred_work;
 
-/* A GEMM that computes a weight gradient, and that is deferred until a later step gathers rows over the ranks: the GEMM
- * then runs while the rows are being copied (te/linear/impl/linear_comm_overlap.h). */
+/* A weight-gradient GEMM that is deferred until a later step gathers rows over the ranks. The GEMM then runs while the
+ * rows are being copied (te/linear/impl/linear_comm_overlap.h). */
 typedef struct te_deferred_wgrad {
     int is_there, runs; /* is_there: 1 if a GEMM is deferred. runs: 0 if this GEMM must not be launched because its
-                         * weight is frozen for now; its memory is acquired even then, so that freezing does not change
-                         * the size of the workspace */
+                         * weight is frozen at present. The memory of a GEMM that is not launched is acquired all the
+                         * same, so that freezing does not change the size of the workspace */
     te_gemm product;
     te_value a, b;      /* the GEMM's operands, whose workspace blocks are held until the GEMM has run */
 } te_deferred_wgrad;
 
-/* A column sum: for each column c, total[c] (+)= the sum of partial[i, c] over all i < count. Each thread block of the
- * kernel that produced `partial` has stored one of its `count` rows (gradients.h). */
-enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* TE_SUMS_A_STEP: the largest number of column sums that one step has:
-                                             * dgamma, dbeta, dbias */ };
+/* A column sum: for each column c, total[c] is set to the sum of partial[i, c] over all i < count, or increased by this
+ * sum. `partial` has one row for each thread block of the kernel that stored it (gradients.h). */
+enum { TE_SUM_JOBS = 16, TE_SUMS_A_STEP = 3 /* the largest number of column sums that one step has: dgamma, dbeta and
+                                             * dbias */ };
 typedef struct te_sum_job {
     const float *partial; /* [count, width] */
     float *total;         /* [width] */
-    int width, count, accumulate; /* accumulate: 1: add the sums to the values in `total`; 0: overwrite these values */
+    int width, count, accumulate; /* accumulate: 1 if the sums are added to the values in `total`, 0 if they overwrite
+                                   * these values */
 } te_sum_job;
 typedef struct te_sum_args { te_sum_job job[TE_SUM_JOBS]; } te_sum_args;
 
@@ -65,20 +68,21 @@ typedef struct te_run {
     /* the call */
     const te_plan *plan;
     const te_batch *batch;
-    const te_model *model;         /* the instance; null while only sizes are measured */
+    const te_model *model;         /* the instance, or null during a dry run that only measures sizes */
     te_context *ctx;
     te_pass pass;
     int dry;                       /* 1: this is a dry run, which makes checks, measures the workspace and launches
                                     * nothing */
     const te_group *tensor, *data; /* the tensor group and the data group of this rank */
     int64_t tokens, sequences, memory; /* the numbers of rows of the kinds TE_ROWS_tokens, TE_ROWS_sequences and
-                                        * TE_ROWS_memory. While only sizes are measured, `sequences` equals `tokens`; so
-                                        * does `memory`, if the list has an input with rows of kind TE_ROWS_memory */
+                                        * TE_ROWS_memory. In a dry run that only measures sizes, `sequences` equals
+                                        * `tokens`; if the list has an input with rows of kind TE_ROWS_memory, `memory`
+                                        * also equals `tokens` */
     int64_t capacity;              /* each block of the workspace is sized for at least this many rows, even if the call
                                     * has fewer (te__dry_run) */
     te_value x, y, dx, dy;         /* the caller's tensors, or dense copies of them at the beginning of the workspace */
-    te_tensor callers[4];          /* the caller's x, y, dx and dy (te__caller), if their rows have a stride; else null
-                                    * `data` */
+    te_tensor callers[4];          /* the caller's x, y, dx and dy (te__caller), if their rows have a stride; `data` of
+                                    * a tensor without a stride is null */
     size_t copies_bytes;           /* the bytes of the workspace that the dense copies take */
     int loss_in_backward;          /* 1: forward leaves the loss to backward, which computes it and writes it to y */
     int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
@@ -91,57 +95,59 @@ typedef struct te_run {
     te_param *param[TE_MAX_OPS];   /* for each op: the op's first parameter */
 
     /* values */
-    te_value current;              /* the value that the next step reads: in forward an activation, in backward a
-                                    * gradient (its data is null if this gradient is not needed) */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference the fork's value (forward saves it in te_saved
-                                    * instead); in backward the gradient of this value, summed over those uses of the
-                                    * fork that backward has passed */
-    te_deferred_work deferred;     /* the work that is left to do on the value `current`; set only if the state of
+    te_value current;              /* the value that the next step reads. In forward, it is an activation; in backward,
+                                    * it is a gradient, and its `data` is null if this gradient is not needed */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value (in forward, this value lies in
+                                    * te_saved instead); in backward, the gradient of this value, summed over those uses
+                                    * of the fork that backward has already run */
+    te_deferred_work deferred;     /* the work that is left to do on the value `current`; valid only if the state of
                                     * `current` is not TE_VALUE_ready */
-    const te_recompute_target *recompute; /* not null: backward runs the current forward step again, to recompute the
-                                           * output of the step's last op and store it to this target */
-    struct te_kernel_shape *describe; /* not null: the step launches nothing, but stores here the shape of its pointwise
-                                       * kernel */
-    const void *pass_input, *last_step_input; /* addresses of the inputs of the first step of the pass (pass_input) and
-                                               * of its last step (last_step_input); te__in_place compares the two */
+    const te_recompute_target *recompute; /* if not null, backward runs the current forward step once more, to recompute
+                                           * the output of the step's last op and store it to this target */
+    struct te_kernel_shape *describe; /* if not null, the step launches nothing, but stores the shape of its pointwise
+                                       * kernel to *describe */
+    const void *pass_input, *last_step_input; /* addresses of two inputs that te__in_place compares: the input of the
+                                               * first step of the pass (pass_input) and the input of its last step
+                                               * (last_step_input) */
     te_pool pool;                  /* the workspace */
 
     /* The addresses of the values that forward saves. These values lie in te_saved or, while a recompute region is
      * open, in the workspace. */
-    te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps again
-                                    * for a recompute region */
+    te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps for a
+                                    * recompute region */
     size_t saved_bytes;            /* how many bytes of te_saved.memory this call uses */
-    void *act[TE_MAX_OPS];         /* for each op: the address of its output; null: the output is not saved */
-    float *stats[TE_MAX_OPS];      /* for each op: its statistics of each row, such as mean and rstd, [rows, stats] in
-                                    * f32 */
-    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds its saved input and the input's scales,
-                                    * which te__saved_input_of() locates; for a router that sends rows to other ranks
-                                    * (te__is_exchange), the rows that this rank has received */
+    void *act[TE_MAX_OPS];         /* for each op: the address of its output, or null if the output is not saved */
+    float *stats[TE_MAX_OPS];      /* for each op: the statistics of each row, such as mean and rstd, as an f32 matrix
+                                    * [rows, number of statistics] */
+    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds the GEMM's saved input and the scales of
+                                    * this input, which te__saved_input_of() locates. For a router that sends rows to
+                                    * other ranks (te__is_exchange): the rows that this rank has received */
     uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
                                             * transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are
-                                                * saved; null `data`: the region is closed */
+                                                * saved; `data` is null while the region is closed */
 
     /* random numbers */
-    te_rng *rng;                   /* the copy of the random state that belongs to this forward; it lies in te_saved, so
-                                    * that backward draws the same numbers */
+    te_rng *rng;                   /* the copy of the random state that belongs to this forward. This copy lies in
+                                    * te_saved, so that backward draws the same random numbers as forward */
     te_rng_args take;              /* if `take.taken` is not null, the context's random state must still be copied to
-                                    * `rng` and advanced. The first pointwise kernel of the pass does this, or else a
-                                    * separate kernel (te__take_random_state) */
+                                    * `rng` and advanced. The first pointwise kernel of the pass does this; if the pass
+                                    * has none, a separate kernel does it (te__take_random_state) */
 
     /* gradients */
-    te_sum_args sums;              /* deferred column sums: kernels have stored the partial sums, which must still be
-                                    * added up */
+    te_sum_args sums;              /* deferred column sums: kernels have stored the partial sums, which a later launch
+                                    * adds up */
     int partial[TE_SUM_JOBS];      /* for each deferred column sum: the id of the workspace block that holds its partial
                                     * sums */
     const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter whose gradient it is */
     int sum_count;
-    te_sum_args columns;           /* a second stage of sums, for a parameter that is a single number: after `sums` has
-                                    * produced one sum for each column, this stage adds up the columns */
+    te_sum_args columns;           /* a second stage of column sums, for a parameter that is a single number: `sums`
+                                    * first produces one sum for each column, and this stage then adds up these sums */
     int column_count;
     te_deferred_wgrad deferred_wgrad;
-    te_watch *watch;               /* the listener that backward tells which gradients are final, and because of which
-                                    * collectives run on a second stream during the pass; null: there is none */
+    te_watch *watch;               /* the listener that backward calls for each gradient that is final; null if there is
+                                    * none. If there is a listener, collectives run on a second stream during the
+                                    * pass */
 } te_run;
 
 /* Return the policy of op i in the current pass: in which format the op's operand is stored, and whether it is saved
@@ -158,16 +164,18 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens * te__rows_per_token(rows);
     }
 }
-/* The index of this rank's first row of kind `rows`, counted within the batch, which all ranks of the tensor group
- * share. */
+/* Return the index of this rank's first row of kind `rows`, counted within the batch. All ranks of the tensor group
+ * share this batch. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
-/* The index of this rank's first row of kind `rows`, counted through the batches of all ranks of the data group. */
+/* Return the index of this rank's first row of kind `rows`, counted through the batches of all ranks of the data
+ * group. */
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
-/* Return which chunks of each sequence this rank has: 0 of 1 rank if the batch has whole sequences. */
+/* Return which chunks of each sequence this rank has. If the batch has whole sequences, the result is rank 0 of 1
+ * rank. */
 TE_API te_cp_shard te__cp_shard_of(const te_run *r) {
     te_cp_shard s;
     s.rank = 0, s.ranks = 1;
@@ -175,7 +183,7 @@ TE_API te_cp_shard te__cp_shard_of(const te_run *r) {
     return s;
 }
 /* Return the rows at which the sequences of the batch begin and end, as a te_sequences (core/tensor.h). With
- * batch.context and cu_seqlens these are rows of the whole packed sequence, of which this rank has a part. */
+ * batch.context and cu_seqlens, these are rows of the whole packed sequence, of which this rank has only a part. */
 TE_API te_sequences te__sequences_of(const te_run *r) {
     const te_batch *b = r->batch;
     te_sequences s;
@@ -184,16 +192,17 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, s.rows) : b->seq;
     return s;
 }
-/* Return the number of rows for which te_saved.memory is sized: the number that te__rows_in returns, rounded up. */
+/* Return the number of rows for which te_saved.memory is sized: te__rows_in, rounded up to a multiple of TE_ROW_PAD. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* Return the number of rows for which each block of the workspace is sized, whichever kind of rows the block's value
- * has. The dry run that measures the workspace does not know the number of sequences; because no block's size depends
- * on it, a call places its blocks at the same offsets. */
+ * has. No block's size depends on the number of sequences, because the dry run that measures the workspace does not
+ * know this number. Therefore a call places its blocks at the same offsets as that dry run. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
-/* The number of rows for which the block of a value with rows of this kind is sized: top_k times as many for routed
- * rows. te__capacity_of_value: the same for a value, whose number of rows shows whether they are routed. */
+/* te__capacity_of returns the number of rows for which the block of a value with rows of this kind is sized; for routed
+ * rows this is top_k times the usual number. te__capacity_of_value returns this number for a value, whose number of
+ * rows shows whether its rows are routed. */
 TE_API int64_t te__capacity_of(const te_run *r, te_rows rows) {
     return te__capacity_rows(r) * te__rows_per_token(rows);
 }
@@ -203,7 +212,8 @@ TE_API int64_t te__capacity_of_value(const te_run *r, const te_value *v) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-/* Set *p to `bytes` bytes of scratch memory from the workspace, which is freed at the end of the step. */
+/* Take `bytes` bytes of scratch memory from the workspace, and set *p to their address. The memory is freed at the end
+ * of the step. */
 TE_API te_status te__scratch(te_run *r, void **p, size_t bytes) {
     TE_REQUIRE(te__pool_take(&r->pool, p, bytes) >= 0, r->ctx, TE_ERROR_MEMORY,
                "%s: more than %d values are alive at once", r->plan->name, (int)TE_MAX_LIVE);
@@ -232,9 +242,9 @@ TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int co
     v->inverse_scale = (float *)(void *)((char *)v->data + capacity * cols);
     return TE_OK;
 }
-/* Assign v to *root, a member of te_run that outlives the step, such as te_run.current. From now on the workspace
- * blocks of v are held. The blocks of the value that *root had before are freed at the end of the step, unless another
- * value holds them. */
+/* Assign v to *root, a member of te_run that outlives the step, such as te_run.current. The workspace blocks of v are
+ * then held beyond the end of this step. The blocks of the old value of *root are freed at the end of the step, unless
+ * another value holds them. */
 TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
     te__pool_root(&r->pool, v.block, 1);
     te__pool_root(&r->pool, v.transposed_block, 1);
@@ -244,7 +254,7 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the current value, the one that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Return v without its transpose, whose workspace block is freed if no other value refers to it. */
+/* Return v without its transpose. The workspace block of the transpose is freed if no other value refers to it. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;
@@ -255,25 +265,25 @@ TE_API void te__defer(te_run *r, te_value *v, te_value_state state, te_value fro
     v->state = state;
     te__set_root(r, &r->deferred.from, te__without_transposed(from));
 }
-/* Mark the current value as ready, and release the input of its deferred work. Call this when that work is done or
- * enqueued. */
+/* Mark the current value as ready, and release the input of its deferred work. Call this when the deferred work is done
+ * or enqueued. */
 TE_API void te__finish_deferred(te_run *r) {
     r->current.state = TE_VALUE_ready;
     te__set_root(r, &r->deferred.from, te__no_value());
 }
 /* Hold v, without its transpose, for later steps: in inference as the value of fork number `fork`, in backward as the
- * gradient of that value. The value that was held before is released; with v = te__no_value() nothing is held any
- * more. */
+ * gradient of that value. The value that was held before for this fork is released. With v = te__no_value(), no value
+ * is held for the fork afterwards. */
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Called when op i has read the value of its fork. In inference this releases the value if op i is the last op that
- * uses it; in forward te_run.edge holds no values. */
+/* Called when op i has read the value of its fork. In inference, release this value if op i is the last op that uses
+ * it. In forward there is nothing to release, because te_run.edge holds no values. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
 }
-/* Return the entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name); null: there is
- * none. */
+/* Return the entry of te_batch.edges that has the caller's tensors for (input, name) or (output, name), or null if
+ * there is no such entry. */
 TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
     for (int i = r->batch ? r->batch->edge_count - 1 : -1; i >= 0; i--)
         if (r->batch->edges[i].name && !strcmp(r->batch->edges[i].name, name)) return &r->batch->edges[i];
@@ -282,8 +292,8 @@ TE_API const te_edge *te__edge_named(const te_run *r, const char *name) {
 
 /* ---- a run before its first step --------------------------------------------------------------------------------- */
 
-/* Choose which GEMMs run in FP8 from now on, and compute the policies for this choice. TE_USE_as_bound takes the choice
- * from the parameters in te_run.param, so call te__take_params first. */
+/* Choose which GEMMs run in FP8 from now on, and compute the operand policies for this choice. TE_USE_as_bound takes
+ * the choice from the parameters in te_run.param, so call te__take_params before. */
 TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
     if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
@@ -308,8 +318,8 @@ TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t toke
     r->pool.base = 0, r->pool.high = 0, r->pool.count = 0, r->pool.next_id = 0;
     memset(r->saved_transposed, 0, sizeof r->saved_transposed);
     memset(&r->columns, 0, sizeof r->columns);
-    memset(&r->sums, 0, sizeof r->sums); /* zero the unused jobs, too, because graph_replay.h compares the arguments of
-                                          * kernels byte by byte */
+    memset(&r->sums, 0, sizeof r->sums); /* the unused jobs are also set to zero, because graph_replay.h compares the
+                                          * arguments of kernels byte by byte */
     for (int i = 0; i < plan->op_count; i++) r->edge[i] = te__no_value(), r->param[i] = 0;
     for (int k = 0; k < plan->region_count; k++) r->region[k] = te__no_value();
     r->use = TE_USE_off;
@@ -321,8 +331,8 @@ TE_API void te__take_params(te_run *r, const te_model *m) {
     te_param *p = m->param;
     for (int i = 0; i < r->plan->op_count; i++) r->param[i] = p, p += r->plan->op[i].params;
 }
-/* Return a te_run for a dry run with this many rows, which only measures how many bytes of te_saved.memory and of
- * workspace a call with these rows needs. */
+/* Return a te_run for a dry run that only measures sizes: how many bytes of te_saved.memory and of workspace a call
+ * with `rows` rows needs. */
 TE_API te_run te__run_to_size(const te_plan *plan, te_pass pass, int64_t rows, te_recipe_use use, te_context *ctx) {
     te_run r;
     te__begin(&r, plan, pass, rows, rows, ctx);

@@ -1,10 +1,10 @@
 /* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta): they are added up in a fixed
- * order, without atomics. The header also tells the listener (te_watch) when a gradient is final, i.e. will not be
- * written again.
+ * order, without atomics. The header also has the functions that tell a listener (te_watch) when a gradient is final,
+ * i.e. will not be written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
- * launch at the end of backward adds up the partial sums of all steps. If the list of deferred sums gets full earlier
- * (TE_SUM_JOBS), a launch between two steps adds up those deferred so far.
+ * launch at the end of backward adds up the partial sums of all steps. If the table of deferred sums (TE_SUM_JOBS
+ * entries) gets full before the end, a launch between two steps adds up the sums that are deferred so far.
  *
  * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
  */
@@ -18,10 +18,10 @@
 
 /* A thread block adds up TE_SUM_LANES columns, or 2 * TE_SUM_LANES if each thread has two columns. Its threads form
  * TE_SUM_GROUPS groups; group g adds up the partial sums g, g + TE_SUM_GROUPS, g + 2 * TE_SUM_GROUPS, ... A thread
- * issues up to TE_SUM_AHEAD loads before it uses the first one. Often these are all of its loads: a kernel with two
- * blocks on each of 132 SMs leaves 264 partial sums per column, at most 17 for each of 16 groups. If a gradient has
- * TE_SUM_WIDE or more columns, a thread adds up two columns: 12288 columns of 132 partial sums each then take 2.8 us
- * instead of 4.2 us. */
+ * issues up to TE_SUM_AHEAD loads before it uses the first loaded value. This often covers all loads of the thread: a
+ * kernel with two blocks on each of 132 SMs leaves 264 partial sums per column, at most 17 for each of 16 groups. If a
+ * gradient has TE_SUM_WIDE or more columns, a thread adds up two columns: 12288 columns of 132 partial sums each then
+ * take 2.8 us instead of 4.2 us. */
 enum {
     TE_SUM_GROUPS = TE_CUDA ? 16 : 1,
     TE_SUM_LANES = TE_CUDA ? 32 : 1,
@@ -30,9 +30,10 @@ enum {
 };
 typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_floats;
 
-/* For each job of *a: total[col] = the sum of partial[i][col] over all i < count, or total[col] += that sum if the job
- * says `accumulate`. The order of the additions depends only on `count`, so results are reproducible. columns: how many
- * columns a thread adds up, a compile-time constant, 1 or 2; with 2, all widths must be even. */
+/* For each job of *a, compute the sum of partial[i][col] over all i < count. Store this sum to total[col], or add it to
+ * total[col] if the job's `accumulate` is 1. The order of the additions depends only on `count`, so results are
+ * reproducible. `columns` is the number of columns that a thread adds up, a compile-time constant, 1 or 2; if it is 2,
+ * all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
@@ -62,7 +63,7 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
 /* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. If gradients are
- * sharded, the sums over ranks are added to the shards instead. */
+ * sharded over ranks, backward overwrites its local gradient, and the sum over the ranks is added to the shard. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate && !(r->model && r->model->shards));
 }
@@ -71,8 +72,8 @@ TE_API int te__accumulates(const te_run *r, const te_param *p) {
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }
-/* Called after step s: tell the listener (r->watch) which gradients are final, i.e. will not be written again: those of
- * the parameters of the step's ops, except deferred column sums. */
+/* Called after step s: tell the listener (r->watch) which gradients of the step's parameters are final, i.e. will not
+ * be written again. Deferred column sums are not final yet. */
 TE_API te_status te__notify_step(te_run *r, const te_step *s) {
     for (int j = 0; r->watch && r->pass == TE_BACKWARD && j < s->count; j++)
         for (int k = 0; k < r->plan->op[s->op[j]].params; k++) {
@@ -109,7 +110,7 @@ TE_IF_USED TE_API te_status te__reduce_columns_now(te_run *r) {
 }
 /* The gradient of a parameter that is a single number is the sum over all rows and all columns. Therefore split job *j,
  * which sums over rows, into two stages: *j now stores the sum of each column to `columns`, and a second job adds up
- * these sums to get the gradient. */
+ * these column sums to get the gradient. */
 TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     te_sum_job *c = &r->columns.job[r->column_count++];
     *c = *j;
@@ -117,10 +118,10 @@ TE_API void te__sum_columns(te_run *r, te_sum_job *j, float *columns) {
     j->total = columns, j->accumulate = 0;
 }
 /* Set *partial to memory for [blocks, width] partial sums of p's gradient, one row for each thread block of the
- * caller's kernel; they are added up before this backward ends. The memory is sized for max_blocks, the number of
- * blocks for the largest batch, so a workspace that was measured for the largest batch suffices for every smaller one.
- * If p is frozen, the memory is acquired all the same, but nothing is added up. Returns TE_ERROR_STATE if the step has
- * more than TE_SUMS_A_STEP sums. */
+ * caller's kernel. The partial sums are added up before this backward ends. The memory is sized for max_blocks, the
+ * number of blocks for the largest batch, so a workspace that was measured for the largest batch suffices for every
+ * smaller one. If p is frozen, the memory is acquired all the same, but nothing is added up. Returns TE_ERROR_STATE if
+ * the step has more than TE_SUMS_A_STEP sums. */
 TE_API te_status te_defer_column_sum(te_run *r, float **partial, const te_param *p, int width, int blocks,
                                      int max_blocks) {
     TE_REQUIRE(r->sum_count < TE_SUM_JOBS, r->ctx, TE_ERROR_STATE, "%s: a step sums more than %d gradients",

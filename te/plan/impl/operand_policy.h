@@ -1,8 +1,8 @@
-/* operand_policy.h -- the operand policy: for each op of a list and each pass, a record that says in which format the
- * op's operand is stored, which kernel stores it in this format, and whether the operand is saved for backward or
+/* operand_policy.h -- the operand policy: a record for each op of a list and each pass. The record says in which format
+ * the op's operand is stored, which kernel stores it in this format, and whether the operand is saved for backward or
  * recomputed. The records are computed once, when a call begins; the executor, the functions that compute sizes, and
- * the printed plan read them. The rules take only constants, so the macros that choose kernels (te/pointwise,
- * te/linear) can apply them, too.
+ * the printed plan read them. The rules depend only on constants, so the macros that choose kernels (te/pointwise,
+ * te/linear) can also apply them.
  *
  * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. To compute the
  * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where
@@ -14,13 +14,13 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
-/* Which GEMMs run in FP8, among those that have a recipe. Every call uses as_bound. The other values are assumptions
- * with which the sizes of te_saved and of the workspace are computed:
+/* Which of the GEMMs that have an FP8 recipe run in FP8. Every call uses as_bound. The other values are assumptions for
+ * computing the sizes of te_saved and of the workspace:
  *     as_bound  the GEMMs whose weight is bound in FP8
  *     off       none
  *     on        all; separate kernels cast their operands to FP8
  *     stored    all; the kernels that produce the operands store them in FP8
- *     common    as stored, and all ranks have the same scales, so that operands can be gathered in FP8 */
+ *     common    all, as with `stored`; besides, all ranks have the same scales, so operands can be gathered in FP8 */
 typedef enum te_recipe_use {
     TE_USE_as_bound,
     TE_USE_off,
@@ -32,18 +32,18 @@ typedef enum te_recipe_use {
 /* Where backward gets the input x of an FP8 GEMM from. Backward needs x to compute the weight gradient dy^T x in
  * FP8. */
 typedef enum te_input_source {
-    TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes it in the
-                            * list's format */
+    TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes the weight
+                            * gradient in the list's dtype */
     TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, row-major or transposed */
-    TE_INPUT_saved_for_others, /* forward saves the input x in the list's format anyway, because another op's backward
+    TE_INPUT_saved_for_others, /* forward saves the input x in the list's dtype anyway, because another op's backward
                                 * needs it; backward casts x to FP8, with the scale that forward used */
     TE_INPUT_recomputed    /* backward recomputes the input x: it runs the kernel that produced x once more, from that
                             * kernel's own input, which is saved */
 } te_input_source;
 
 typedef struct te_operand_policy {
-    unsigned char fp8;               /* 1: the op is a GEMM that runs in FP8 in this pass, or in the list's dtype on
-                                      * operands that emulate mxfp8 or nvfp4 */
+    unsigned char fp8;               /* 1: in this pass the op is a GEMM in FP8, or a GEMM in the list's dtype whose
+                                      * operands are rounded to emulate mxfp8 or nvfp4 */
     unsigned char scaling;           /* a te_scaling, which says how the operand of this GEMM is scaled */
     unsigned char
         stored_by_producer; /* 1: the kernel that produces the operand stores it in FP8; this is possible because the
@@ -52,17 +52,17 @@ typedef struct te_operand_policy {
                                       * determines the scale */
     unsigned char gathered;          /* 1: all ranks have the same scale for the operand, so a collective that gathers
                                       * the operand can gather it in FP8 */
-    unsigned char input;             /* the te_input_source of this GEMM: where backward gets the GEMM's input from; the
-                                      * records of both passes have the same value */
-    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output; the records of
-                                      * both passes have the same value */
-    unsigned char output_saved;      /* 1: the op's output is still in memory after forward, because backward reads it
-                                      * (output_read) or because it is the input of a recompute region */
+    unsigned char input;             /* a te_input_source: where backward gets the GEMM's input from. The records of
+                                      * forward and backward have the same value */
+    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output. The records of
+                                      * forward and backward have the same value */
+    unsigned char output_saved;      /* 1: the op's output is still in memory after forward, either because backward
+                                      * reads it (output_read) or because it is the input of a recompute region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
 
-/* Return whether backward can recompute an op's output, in the list's format, from the op's saved input and parameters
+/* Return whether backward can recompute an op's output, in the list's dtype, from the op's saved input and parameters
  * alone. Recomputation requires that the op is deterministic and does not use a fork's value. */
 TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
@@ -71,9 +71,9 @@ TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
 /* Return whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that
  * of its output. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
-/* The distance, in ops, from an op to the op that consumes its result: 1 if this is the next op; 2 if the next op only
- * passes the value through (no two such ops follow each other). next_flags: the flags of the next op. passes_through:
- * the flag of such ops, which is TE_PASSES_VALUE in forward and TE_PASSES_GRAD in backward. */
+/* Return the distance, in ops, from an op to the op that consumes its result. The distance is 1 if the next op consumes
+ * the result, and 2 if the next op only passes the value through (no two such ops follow each other). next_flags: the
+ * flags of the next op. passes_through: TE_PASSES_VALUE in forward, TE_PASSES_GRAD in backward. */
 TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return next_flags & passes_through ? 2 : 1; }
 /* Return how a recipe scales operands: with one scale per tensor, per row, or per 1 x 128 tile. */
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
@@ -85,16 +85,16 @@ TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE 
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
 
-/* Return the op whose output op i reads in forward, not counting ops that only pass a value through. -1: op i reads the
- * list's x. */
+/* Return the index of the op whose output op i reads in forward, skipping ops that only pass a value through. The
+ * result is -1 if op i reads the list's x. */
 TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* Return the forward step whose last op is op i, if its kernel can run op i without the step's other ops, to recompute
- * op i's output; else null. The kernel then reads op i's saved input in place of the step's input. This is possible if
- * the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the norm
- * of that kernel. */
+/* Return the forward step whose last op is op i, if its kernel can recompute the output of op i without running the
+ * step's other ops; else null. The kernel then reads op i's saved input in place of the step's input. This is possible
+ * if the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the
+ * norm of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -114,13 +114,13 @@ TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
 /* Return where backward gets the input x of GEMM i from, if the GEMM's weight gradient is computed in FP8. */
 TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const int from = te__producer_of(p, i);
-    /* If the list has recompute regions, the input may lie in the memory of a region, and this region may be closed
-     * again when backward needs the input. Therefore forward saves the input in FP8. */
+    /* If the list has recompute regions, the input may lie in the memory of a region that forward has closed before
+     * backward needs the input. Therefore forward saves the input in FP8. */
     if (p->region_count || !p->fp8 || p->fp8->saves_inputs || from < 0) return TE_INPUT_saved_fp8;
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
         return TE_INPUT_saved_for_others;
-    /* Whether the list has tile kernels, which can store the transpose of an operand without the operand itself. */
+    /* whether the list has kernels that can store the transpose of an operand without the operand itself */
     const int has_kernels = p->fp8->fixed_widths && !p->fp8->quantize_rowwise;
     const int is_pointwise = op->op_class != TE_CLASS_gemm && op->op_class != TE_CLASS_custom;
     if (has_kernels && is_pointwise && te__is_recomputable(op->flags, op->out_dtype, p->dtype) &&
@@ -128,8 +128,8 @@ TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
         return TE_INPUT_recomputed;
     return TE_INPUT_saved_fp8;
 }
-/* Return whether GEMM i runs in FP8 in forward or in inference. use: which GEMMs run in FP8 (te_recipe_use). param[i]:
- * the first parameter of op i. */
+/* Return whether GEMM i runs in FP8 in forward or in inference. `use` says which GEMMs run in FP8 (te_recipe_use);
+ * param[i] is the first parameter of op i. */
 TE_API int te__recipe_is_on(const te_plan *p, int i, te_recipe_use use, te_param *const *param) {
     if (p->op[i].recipe == TE_RECIPE_none) return 0;
     return use == TE_USE_as_bound ? param[i]->fp8.on : use != TE_USE_off;
@@ -140,24 +140,25 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
     if (!te__recipe_is_on(p, i, use, param)) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
-    const int trains = !TE_IS_ROWWISE(op->recipe); /* whether backward uses FP8, too: not under fp8_row, whose backward
-                                                    * runs in the list's format */
+    const int trains = !TE_IS_ROWWISE(op->recipe); /* 1: backward also uses FP8. Under fp8_row, backward runs in the
+                                                    * list's dtype */
     if (trains && !TE_IS_MICROSCALED(op->recipe) && !(op->flags & TE_IS_FROZEN))
         o.input = (unsigned char)te__input_source_of(p, i);
     if (backward && !trains) return o;
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe((int)op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
-    /* Only a separate cast kernel can round stochastically, so a producer does not store in FP8 a gradient that is to
-     * be rounded in this way. */
+    /* Only a separate cast kernel can round stochastically. Therefore the kernel that produces a gradient does not
+     * store it in FP8 if it is to be rounded stochastically. */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
     o.amax_by_producer = bound && bound->current;
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Return whether backward reads the output of op i in the list's format, or a fork saves this output. (It does not if a
- * GEMM consumes the output and runs in FP8 in backward: backward then reads the GEMM's FP8 input instead. Under mxfp8
- * and nvfp4 backward rounds the output anew, along its columns.) backward: the policies of backward. */
+/* Return whether backward reads the output of op i in the list's dtype, or a fork saves this output. Backward does not
+ * read the output if a GEMM consumes it that runs in FP8 in backward, because backward then reads the GEMM's FP8 input
+ * instead. (Under mxfp8 and nvfp4, backward does read the output, and rounds it once more, along its columns.)
+ * `backward` has the policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;
@@ -166,16 +167,16 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
 /* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8
- * input or its row statistics. Without the region, forward would have saved them. The last op of a region never needs
- * this, because forward saves what belongs to it, for the ops behind the region. */
+ * input or its row statistics. Without the region, forward would have saved these values. Nothing of the last op of a
+ * region is recomputed, because forward saves it for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Entry op_count, behind
- * that of the last op, is all zeros, so that code may read the policy of op i + 1 for every op i. */
+/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Each array has one more
+ * entry behind the last op's, which is all zeros, so that code may read the policy of op i + 1 for every op i. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;
@@ -194,7 +195,7 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;
     }
-    /* The output of an (output, ..) is its input (te__place), so the op before it is the one that saves the value. */
+    /* An (output, ..) passes its input on, so the value is stored once: the op before it saves it (te__place). */
     for (int i = p->op_count - 1; i > 0; i--) {
         if (!(p->op[i].flags & TE_IS_OUTPUT) || !policy[0][i].output_saved) continue;
         policy[0][i - 1].output_saved = policy[1][i - 1].output_saved = 1;

@@ -10,7 +10,7 @@
 
 /* Steps read and write dense matrices. If the rows of x, y, dx or dy have a stride (te_tensor.stride), the call uses a
  * dense copy of that tensor at the beginning of the workspace, in front of the blocks of te_pool. The executor copies x
- * and dy into it before the first step, and y and dx out of it after the last step. */
+ * and dy to their dense copies before the first step, and y and dx from their dense copies after the last step. */
 enum { TE__CALLER_x, TE__CALLER_y, TE__CALLER_dx, TE__CALLER_dy, TE__CALLERS };
 
 TE_API te_value *te__callers_value(te_run *r, int which) {
@@ -26,16 +26,19 @@ TE_API te_tensor te__caller(const te_run *r, int which) {
 TE_API size_t te__dense_bytes(int64_t rows, int64_t cols, te_dtype dtype) {
     return (size_t)te_round_up(rows * cols * (int64_t)te_dtype_bytes(dtype), TE_ALIGN);
 }
-/* Make t the caller's tensor x, y, dx or dy of the call, whose shape and format have been checked. */
+/* Make t the caller's tensor x, y, dx or dy of the call (`which`). The shape and format of t have already been
+ * checked. */
 TE_API void te__take_tensor(te_run *r, int which, te_tensor t) {
     te_value *v = te__callers_value(r, which);
     v->data = t.data;
     if (!te__is_strided(t)) return;
-    /* without a workspace the address is only a placeholder for the dry run, after which the call returns an error */
+    /* if the context has no workspace, this address is only a placeholder for the dry run, after which the call
+     * fails */
     v->data = (char *)(r->ctx->workspace ? r->ctx->workspace : (void *)(uintptr_t)TE_ALIGN) + r->copies_bytes;
     r->callers[which] = t, r->copies_bytes += te__dense_bytes(t.rows, t.cols, t.dtype);
 }
-/* If the caller's tensor has a stride, copy it to (`is_result` 0) or from its dense copy. */
+/* If the caller's tensor has a stride, copy it to its dense copy (`is_result` 0) or from its dense copy (`is_result`
+ * 1). */
 TE_API te_status te__copy_strided(te_run *r, int which, int is_result) {
     const te_tensor to = r->callers[which];
     const te_value *v = te__callers_value(r, which);
@@ -48,9 +51,9 @@ TE_API te_status te__copy_strided(te_run *r, int which, int is_result) {
 
 /* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* Return the index of the op that reads the result of op i: its output in forward, the gradient of its input in
- * backward. That is the next op in the order of the pass or, if the next op only passes the value through, the op after
- * that. If the caller reads the result, the index is -1 in backward and the number of ops in forward. */
+/* Return the index of the op that reads the result of op i (the output of op i in forward, the gradient of its input in
+ * backward). This is the next op in the order of the pass or, if the next op only passes the value through, the op
+ * behind that one. If the caller reads the result, the index is -1 in backward and the number of ops in forward. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -59,8 +62,9 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     }
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
-/* Return the index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks; -1 if op i gathers no
- * rows or gathers them in the list's format. (An all_gather gathers rows in forward, a reduce_scatter in backward.) */
+/* Return the index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks. The result is -1 if op i
+ * gathers no rows, or gathers them in the list's dtype. (An all_gather gathers rows in forward, a reduce_scatter in
+ * backward.) */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     const int back = r->pass == TE_BACKWARD, next = back ? i - 1 : i + 1;
@@ -70,8 +74,8 @@ TE_API int te__gathered_consumer(const te_run *r, int i) {
     return te__policy(r, next)->gathered ? next : -1;
 }
 /* Return whether the kernel that produces the operand of GEMM i, and stores it as `dtype`, also computes the operand's
- * amax. The kernel does not while backward runs forward steps again for a recompute region, because these steps may end
- * before the GEMM that would read the amax. */
+ * amax. The kernel does not compute the amax while backward runs forward steps for a recompute region, because these
+ * steps may end before the GEMM that would read the amax. */
 TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     const int is_read = r->pass != TE_FORWARD || r->saved;
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
@@ -82,11 +86,12 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
 /* The input x of an FP8 GEMM, in the form in which forward saves it for backward. In inference and for a frozen_linear
  * nothing is saved: both pointers are null. */
 typedef struct te_saved_input {
-    float *inverse; /* the scales of the saved input. For recipes with one scale per tensor: two numbers, 1 / scale and
-                     * the scale; for fp8_block: 1 / scale of each tile of the transpose */
-    void *x;        /* the saved input in e4m3: [rows, in] or, if its bit in te_run.saved_transposed is set, the
-                     * transpose [in, rows rounded up to a multiple of 16]; null: forward does not save the input in FP8
-                     * (te_operand_policy.input says where backward gets it from) */
+    float *inverse; /* the scales of the saved input. For recipes with one scale per tensor, these are two numbers: 1 /
+                     * scale and the scale. For fp8_block, they are 1 / scale of each tile of the transpose */
+    void *x;        /* the saved input in e4m3. It is stored row-major as [rows, in]; if its bit in
+                     * te_run.saved_transposed is set, it is stored transposed as [in, rows rounded up to a multiple of
+                     * 16]. Null: forward does not save the input in FP8 (te_operand_policy.input says where backward
+                     * gets it from) */
 } te_saved_input;
 /* Return the bytes of te_saved_input.inverse for GEMM i. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
@@ -98,8 +103,8 @@ TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
     const int64_t n = te_scaling_count(TE_SCALING_BLOCKWISE_1D, op->in, te__padded_rows(r, op->in_rows));
     return (size_t)te_round_up(n * (int64_t)sizeof(float), TE_ALIGN);
 }
-/* Return the bytes of te_saved_input.inverse and of te_saved_input.x together, for GEMM i; for a router that sends rows
- * to other ranks, those of the rows that this rank has received. */
+/* Return the bytes of te_saved_input.inverse and of te_saved_input.x together, for GEMM i. If op i is a router that
+ * sends rows to other ranks, return the bytes of the rows that this rank has received. */
 TE_API size_t te__saved_input_bytes(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     if (te__is_exchange(r->plan, i))
@@ -116,15 +121,15 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     k.x = r->saved_input[i] && saved ? r->saved_input[i] + te__saved_scale_bytes(r, i) : 0;
     return k;
 }
-/* Return whether the input of GEMM i is saved transposed. `transposed` has one bit for each op, which the forward of a
- * GEMM sets to 1 if it saves its input transposed, else to 0. */
+/* Return whether the input of GEMM i is saved transposed. The bit set `transposed` has one bit for each op; the forward
+ * of a GEMM sets the GEMM's bit to 1 if it saves its input transposed, else to 0. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run the forward step that produced the input of GEMM i once more. This time the step stores only that input, to the
- * memory that *to describes. */
+/* Run the forward step that produced the input of GEMM i a second time. In this run the step stores only the GEMM's
+ * input, to the memory that *to describes. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
     const te_pass pass = r->pass;
@@ -154,16 +159,16 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* For a kernel that can store its result only in the format `dtype`, where the value *v may have another format: set
- * *made to the memory that the kernel must store to. This is the memory of *v or, if the formats differ, scratch
- * memory, which te__end_converted converts to *v after the kernel. */
+/* For a kernel that can store its result only in the format `dtype`, although the value *v may have another format: set
+ * *made to the memory to which the kernel must store. If the formats are equal, this is the memory of *v. If they
+ * differ, it is scratch memory; te__end_converted converts its contents to *v after the kernel. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
     made->dtype = dtype;
     return te__scratch(r, &made->data, (size_t)(te__capacity_of_value(r, v) * v->cols) * te_dtype_bytes(dtype));
 }
-/* Convert *made to *v if te__begin_converted has given *made memory of its own. */
+/* If te__begin_converted has given *made separate scratch memory, convert the contents of *made to *v. */
 TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_run *r) {
     if (v->data == made->data || r->dry) return TE_OK;
     return r->plan->convert(v->data, v->dtype, made->data, made->dtype, v->rows * v->cols, r->ctx);
@@ -171,25 +176,25 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
-/* Return the index of the recompute region in whose memory the saved values of op i lie; -1 if they lie in te_saved.
- * For the last op of a region the result is -1, too, because the ops behind the region read its output. */
+/* Return the index of the recompute region in whose memory the saved values of op i lie, or -1 if they lie in te_saved.
+ * The values of the last op of a region lie in te_saved, because the ops behind the region read its output. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* Return the address of the value that the op `load` outputs, which is the value of a fork or of an extra input of the
- * list. A fork's value lies where forward saves it; an extra input lies in the caller's memory. While only sizes are
- * computed, there is no batch, and the address of x is returned as a placeholder. */
+/* Return the address of the value that the op `load` outputs. This is the value of a fork, which lies where forward
+ * saves it, or the value of an extra input of the list, which lies in the caller's memory. During a dry run that only
+ * measures sizes there is no batch, and the address of x is returned as a placeholder. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);
     if (!(fork->flags & TE_IS_INPUT)) return r->act[load->edge];
     return e ? e->value.data : r->batch ? 0 : r->x.data;
 }
-/* Assign addresses to the values that the ops [from, to) save, beginning at base + at. region: the index of a recompute
- * region, or -1 for te_saved; only values that are saved there get memory, all others get null. Returns the offset from
- * base at which the last value ends. */
+/* Assign addresses to the values that the ops [from, to) save, beginning at base + at. `region` is the index of a
+ * recompute region, or -1 for te_saved. Values that are saved in this region (or in te_saved) get an address there; the
+ * addresses of all others become null. Returns the offset from base at which the last value ends. */
 TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int region) {
     const te_plan *plan = r->plan;
     for (int i = from; i < to; i++) {
@@ -198,7 +203,8 @@ TE_API size_t te__place(te_run *r, char *base, size_t at, int from, int to, int 
         const int is_y = i == plan->op_count - 1 && op->out_dtype == plan->out_dtype;
         const int64_t padded = te__padded_rows(r, op->out_rows);
         r->act[i] = 0, r->stats[i] = 0, r->saved_input[i] = 0;
-        /* The output of an (output, ..) is its input: forward saves it once, where the op before has stored it. */
+        /* an (output, ..) outputs its unchanged input: forward saves this value once, where the op before has stored
+         * it */
         const int is_input = (op->flags & TE_IS_FORK) || ((op->flags & TE_IS_OUTPUT) && !is_y);
         if (is_input) r->act[i] = i ? r->act[i - 1] : r->x.data;
         else if (op->flags & TE_IS_LOAD) r->act[i] = te__loaded(r, op);

@@ -15,8 +15,9 @@
 /* Which work remains to be done before a value can be read. */
 typedef enum te_value_state {
     TE_VALUE_ready,
-    TE_VALUE_amax_only,       /* under fp8_current: the producer has computed only the amax of the value. Once the scale
-                               * is known, the producer runs again and stores the value in FP8 */
+    TE_VALUE_amax_only,       /* only under fp8_current: the producer has computed only the amax of the value, from
+                               * which the scale follows. Once the scale is known, the producer runs a second time and
+                               * stores the value in FP8 */
     TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the other ranks' rows while the
                                * GEMM of that step runs */
     TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs it, overlapped
@@ -25,20 +26,21 @@ typedef enum te_value_state {
 
 /* A matrix [rows, cols] of `dtype`. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
 typedef struct te_value {
-    void *data;  /* address of the matrix; null: there is no value, or no later step needs it */
+    void *data;  /* address of the matrix, or null if there is no value or no later step needs the value */
     int64_t rows;
     int cols;
     te_dtype dtype;
-    int block;   /* the id of the workspace block that holds the matrix; -1: the matrix is not in the workspace */
+    int block;   /* the id of the workspace block that holds the matrix, or -1 if the matrix is not in the workspace */
     te_value_state state;
-    te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE: the value is in the list's format */
-    float *inverse_scale; /* 1 / scale of an FP8 value, one for each row or for each 1 x 128 tile; null: the value has a
-                           * single scale, which is in the te_scales of the GEMM that reads the value */
-    const float *amax;    /* the amax of the value, computed by its producer; null: the amax has not been computed */
-    void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null: not stored */
-    float *transposed_inverse_scale; /* fp8_block: 1 / scale of each 1 x 128 tile of `transposed` */
-    int transposed_block; /* the id of the workspace block that holds the transpose; -1: the transpose is not in the
-                           * workspace */
+    te_scaling scaling;   /* how an FP8 value is scaled; TE_SCALING_NONE if the value is in the list's dtype */
+    float *inverse_scale; /* 1 / scale of an FP8 value, one number for each row or for each 1 x 128 tile. Null if the
+                           * value has a single scale, which is in the te_scales of the GEMM that reads the value */
+    const float *amax;    /* the amax of the value, computed by its producer; null if no amax has been computed */
+    void *transposed;     /* the transpose in FP8, [cols, rows rounded up to a multiple of 16]; null if it is not
+                           * stored */
+    float *transposed_inverse_scale; /* only under fp8_block: 1 / scale of each 1 x 128 tile of `transposed` */
+    int transposed_block; /* the id of the workspace block that holds the transpose, or -1 if the transpose is not in
+                           * the workspace */
 } te_value;
 
 TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols) {
@@ -50,7 +52,8 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Make the value `transposed` the transpose of *v. Its workspace block then belongs to *v. */
+/* Store in *v that its transpose is the value `transposed`. From now on the workspace block of the transpose belongs to
+ * *v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
@@ -63,18 +66,18 @@ enum { TE_MAX_LIVE = 48 }; /* the largest number of workspace blocks that are in
 typedef struct te_block_info {
     size_t at, bytes;
     int id;
-    int roots; /* the number of values that lie in this block and outlive the step (a reference count); 0: the block is
-                * scratch memory, freed when the step ends */
+    int roots; /* a reference count: the number of values that lie in this block and outlive the step. A block with
+                * count 0 is scratch memory, which is freed when the step ends */
 } te_block_info;
 
 /* The workspace, in which blocks are allocated by first fit. The array `block` is sorted by address. A step acquires
  * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
  * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* start of the workspace; null in the dry run, which hands out the block's offset plus TE_ALIGN as its
-                  * address, so that no address is null */
-    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended: the workspace
-                  * that the call needs */
+    char *base;  /* start of the workspace. In the dry run it is null, and the address of a block is its offset plus
+                  * TE_ALIGN, so that no address is null */
+    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended. This is the size
+                  * of the workspace that the call needs */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
@@ -94,7 +97,7 @@ TE_API int te__pool_take(te_pool *p, void **memory, size_t bytes) {
     *memory = p->base ? p->base + at : (char *)(uintptr_t)(at + TE_ALIGN);
     return p->block[i].id;
 }
-/* Return the id of the workspace block that begins at the address `memory`; -1: there is none. */
+/* Return the id of the workspace block that begins at the address `memory`, or -1 if no block begins there. */
 TE_API int te__pool_block_at(const te_pool *p, const void *memory) {
     const uintptr_t base = p->base ? (uintptr_t)p->base : (uintptr_t)TE_ALIGN;
     for (int i = 0; i < p->count; i++)

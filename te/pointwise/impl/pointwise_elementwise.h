@@ -12,7 +12,7 @@ typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
 /* If s->out is not null, store the op's output there, and round the value in registers to the stored format. Therefore
- * the ops that follow compute from the same numbers that backward reads. */
+ * the ops behind this one compute from the same numbers that backward reads. */
 TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
@@ -26,8 +26,8 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     te_store_saved(l, s, formats.out);
 }
 /* Run the backward function f of an elementwise op. In backward, s->out is the memory for the gradient of a fork's
- * value. A mul, or an add whose fork has other uses (formats.stores_fork_grad), has already stored this gradient in its
- * function f. For any other add this function stores it: it is the gradient that passes through the add. */
+ * value. For a mul, and for an add whose fork has other uses (formats.stores_fork_grad), the function f itself stores
+ * this gradient. For any other add, te_map_backward stores it; it equals the gradient that passes through the add. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
@@ -49,27 +49,27 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* A lane has four sums over its rows for each of its columns, in these slots: the gradient of a parameter such as a
- * bias; that gradient for the second half of a row; dgamma; dbeta. An op with two or three parameters uses the first
- * slots for the gradients of its parameters, one slot each. The sums lie in registers: [TE_SUM_SLOTS][chunks][8]
- * floats, where `chunks` is the number of vectors of eight columns that the lane has. */
+/* For each of its columns a lane has four sums over its rows, in these slots: the gradient of a parameter such as a
+ * bias; the same for the second half of a row; dgamma; dbeta. An op with two or three parameters uses the first slots
+ * for the gradients of its parameters, one slot each. The sums lie in registers, as [TE_SUM_SLOTS][chunks][8] floats,
+ * where `chunks` is the number of vectors of eight columns that the lane has. */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of the rows row, row + step, row + 2 step, and so on, on which a lane works. vector: the index of the
- * first column divided by eight; sums: the sums of these columns over the rows; amax_bits: the bits of the largest |y|
- * that the lane has stored so far. */
+/* Eight columns of several rows on which a lane works: the rows row, row + step, row + 2 step, and so on. vector: the
+ * index of the first column divided by eight; sums: the sums of these columns over the rows; amax_bits: the bits of the
+ * largest |y| that the lane has stored so far. */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Runs the kernel's ops on `count` rows of a slice (eight columns of several rows). All these rows are loaded before
- * the first of them is computed, so that the loads overlap. */
+/* Run the kernel's ops on `count` rows of a slice (eight columns of several rows). All these rows are loaded before the
+ * first of them is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    /* where the sums for the second half of a row begin among the lane's sums (slot 0: the first half, 1: the
-     * second) */
+    /* the distance, among the lane's sums, from one slot to the next (slot 0: the first half of a row, slot 1: the
+     * second half) */
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
@@ -83,12 +83,12 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Return whether each block works on one batch of neighbouring rows only. Otherwise a block loops over the tensor, and
- * after each of its rows skips the rows that the other blocks of the grid work on. */
+/* Return whether each block works on only one batch of neighbouring rows. Otherwise a block loops over the tensor, and
+ * skips the rows of the other blocks of the grid. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* Return the slice number i (eight columns of several rows) on which this lane of group g works. p: the rows of the
- * group, and the first of its columns. */
+/* Return slice number i (eight columns of several rows) of this lane in group g. p has the rows of the group, and the
+ * first of its columns. */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;

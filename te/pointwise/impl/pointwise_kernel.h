@@ -1,13 +1,13 @@
-/* pointwise_kernel.h -- the device function that every pointwise kernel runs: it decides which rows a group of lanes
- * works on, runs the kernel's body on them, and finally stores the partial sums and the amax.
+/* pointwise_kernel.h -- the device function that every pointwise kernel runs. It decides which rows a group of lanes
+ * works on, runs the kernel's body on these rows, and finally stores the partial sums and the amax.
  */
 #ifndef TE_POINTWISE_KERNEL_H
 #define TE_POINTWISE_KERNEL_H
 
 #include "pointwise_norm.h" /* te_norm_forward */
 
-/* Adds up the sums over rows that the block's groups of lanes hold, and stores each total as this block's partial sum
- * of a gradient. */
+/* Add up the sums over rows that the block's groups of lanes hold, and store each total as this block's partial sum of
+ * a gradient. */
 TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
                                    int block, float *sums) {
     const int size = 8 * k.chunks, code = k.norm_options.code, several = k.sum_params > 1;
@@ -21,7 +21,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
-            /* the norm normalises only norm_columns columns, so a partial sum has only these */
+            /* a partial sum has only the norm_columns columns that the norm normalises */
             if (of_norm && k.norm_columns) {
                 const int64_t part = (int64_t)block * k.norm_columns + at.col - k.norm_first;
                 if (at.col < k.half && te_norm_has_columns(k, at.col))
@@ -34,7 +34,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The type of a function that runs a kernel's ops on the rows of one group of lanes. p: which rows these are. */
+/* The type of a function that runs a kernel's ops on the rows of one group of lanes. p says which rows these are. */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -64,7 +64,7 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
                                  rows + 4 * k.chunks, p->amax_bits, p->sums, p->smem_gamma};
     te_norm_backward_rows(c, stages, store, k, g, p->first, p->step, &m);
 }
-/* The body of the pointwise kernel `name`. The macro selects the body by constants, so that only the selected one is
+/* The body of the pointwise kernel `name`. The macro selects the body by constants, so that only the selected body is
  * compiled. Inlining all bodies and discarding the unused ones afterwards took half of the compile time of a pointwise
  * kernel. */
 #define TE_POINTWISE_ROWS_OF(name)                                                                          \
@@ -83,7 +83,7 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), adjacent = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
-              block = b.x / tiles; /* blocks with neighbouring indices work on the same rows, on different ranges of
+              block = b.x / tiles; /* blocks with neighbouring indices work on the same rows, but on different ranges of
                                     * columns */
     const int64_t first = (int64_t)block * k.groups * (adjacent ? te_map_batch(k) : 1) + group;
     const int64_t step = adjacent ? k.groups : (int64_t)(b.nx / tiles) * k.groups;

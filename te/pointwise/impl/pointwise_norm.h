@@ -7,20 +7,20 @@
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Return whether column `col` lies beyond the end of the row. In kernels that may store FP8, the answer is the constant
- * 0 if the lanes cover the row exactly; the compiler then removes the branches that depend on it. This matters because
- * the number of instructions limits the speed of these kernels. */
+/* Return whether column `col` lies beyond the end of the row. If the lanes cover the row exactly, and the kernel may
+ * store FP8, the answer is the constant 0, so that the compiler removes the branches that depend on it. This matters
+ * because the number of instructions limits the speed of these kernels. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
-/* Return whether the norm normalises the eight columns from `col` on. It does not if it is a norm of some other columns
- * of the row; the eight columns then pass through unchanged. */
+/* Return whether the norm normalises the eight columns from `col` on. If the norm normalises only other columns of the
+ * row, the eight columns pass through unchanged. */
 TE_FN int te_norm_has_columns(const te_pointwise_shape k, int col) {
     return !k.norm_columns || (col >= k.norm_first && col < k.norm_first + k.norm_columns);
 }
 TE_FN int te_norm_count(const te_pointwise_shape k) { return k.norm_columns ? k.norm_columns : k.half; }
-/* Loads the norm's gamma (w: te_stage.w[0]) or beta (w[1]) for the eight columns at `at`. */
+/* Load the norm's gamma (w = te_stage.w[0]) or beta (w = te_stage.w[1]) for the eight columns at `at`. */
 TE_FN void te_load_norm_param(te_vec8 *to, const void *w, te_place at, const te_pointwise_shape k) {
     te_vec8 none;
     memset(&none, 0, sizeof none);
@@ -31,12 +31,12 @@ TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_place at, const t
     if (te_norm_has_gamma(k.norm_options.code)) te_load_norm_param(gamma, s->w[0], at, k);
 }
 
-/* Prefetch gamma and beta to the L2. A kernel calls this before it waits for the preceding kernel. In decoding, all
- * weights of the model are read between two uses of gamma, so that gamma is no longer in the L2; a load after the wait
- * would queue behind the weights that the next GEMM loads in advance. */
+/* Prefetch gamma and beta to the L2. A kernel does this before it waits for the preceding kernel. In decoding, all
+ * weights of the model are read between two uses of gamma, so gamma is no longer in the L2. A load of gamma after the
+ * wait would queue behind the weights that the next GEMM loads in advance. */
 TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 #if defined __CUDA_ARCH__
-    enum { APART = 32 }; /* elements; 64 bytes in 16 bits */
+    enum { APART = 32 }; /* in elements; these are 64 bytes in a 16-bit format */
     const int code = k.norm_options.code;
     if (k.norm < 0 || k.backward || blockIdx.x > 0) return;
     TE_UNROLL_1 for (int i = (int)threadIdx.x * APART; i < te_norm_count(k); i += (int)blockDim.x * APART) {
@@ -48,15 +48,15 @@ TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 #endif
 }
 
-/* A function that loads a row to registers and runs the ops before the norm on this row. source: an extra argument of
- * some load functions; null for the others. A load function that gets a source also loads gamma, to row_x[k.chunks ..],
- * and the tensor that op k.reads reads, to row_x[2 * k.chunks ..]. */
+/* The type of a function that loads a row to registers and runs the ops before the norm on this row. source: an extra
+ * argument of some load functions, or null. A load function that gets a source also loads gamma, to row_x[k.chunks ..],
+ * and the tensor that the op with index k.reads reads, to row_x[2 * k.chunks ..]. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
 /* Load a row, run the ops before the norm on it, and set row_x to the input of the norm, rounded to the format in which
- * this input would be stored. With 16 bits per element a row takes half the registers that f32 would take, so the loads
- * of twice as many rows are in flight. The rounding also makes the result independent of whether the norm's input is
+ * this input would be stored. In a 16-bit format a row takes half the registers that it would take in f32, so twice as
+ * many rows can be loaded at once. The rounding also makes the result independent of whether the norm's input is
  * stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
@@ -93,7 +93,7 @@ typedef struct te_norm_row {
     te_vec8 *x;          /* the input of the norm for one row, in registers (te_norm_row_load) */
     uint32_t *amax_bits; /* the bits of the largest |y| that this lane has stored so far */
     const void *source;  /* an extra argument of the load function, or null (see te_norm_load_fn) */
-    float mean, rstd;    /* of this row; te_norm_forward sets them */
+    float mean, rstd;    /* the mean and 1 / standard deviation of this row; te_norm_forward sets them */
 } te_norm_row;
 TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, const void *source) {
     te_norm_row n;
@@ -101,8 +101,8 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
     return n;
 }
 
-/* Normalises a row, runs the ops after the norm and stores the result. scaled: a compile-time constant, 1 if the result
- * is stored in FP8 with scales that this function computes. */
+/* Normalise a row, run the ops after the norm, and store the result. `scaled` is a compile-time constant: 1 if the
+ * result is stored in FP8 with scales that this function computes. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
@@ -133,8 +133,9 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     const te_quantized_rows result = {n->row, 0, 0, n->x, k.chunks};
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
-/* The type of a function that normalises row n, runs the ops after the norm and stores the result. te_norm_store passes
- * each vector to `store`; te_norm_store_quantized instead stores FP8 with computed scales, in calls that ask for it. */
+/* The type of a function that normalises row n, runs the ops after the norm, and stores the result. te_norm_store
+ * passes each vector to `store`. te_norm_store_quantized stores FP8 with computed scales instead, in calls that ask for
+ * FP8. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -188,9 +189,9 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The registers of a lane in the backward of a norm. They hold the lane's columns of the rows that the lane's group
- * works on, in the format of the tensors in memory. The norm is the first op of the kernel. A group of lanes works on
- * one row after another, and each lane sums its columns over these rows. */
+/* The registers of a lane in the backward of a norm, which is the first op of the kernel. They hold the lane's columns
+ * of the rows that the lane's group works on, in the format of the tensors in memory. A group of lanes works on one row
+ * after another, and each lane sums its columns over these rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, `chunks` vectors of each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded while the current row is computed */
@@ -224,8 +225,8 @@ TE_FN void te_norm_cached_gamma(te_vec8 *gamma, const te_norm_registers *m, cons
     *gamma = m->gamma[i];
 }
 
-/* Loads dy, x and the statistics of a row while the previous row is computed. The loads go directly to registers: with
- * cp.async and a ring of three rows in shared memory, the kernel took 92 us instead of 72 at 8192 x 4096. */
+/* Load dy, x and the statistics of a row while the previous row is computed. The loads go directly to registers: with
+ * cp.async and a ring of three rows in shared memory, the kernel took 92 us instead of 72 us at 8192 x 4096. */
 TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape k, int64_t row, te_lanes g,
                                  te_vec8 *dy, te_vec8 *x) {
     const te_stage *s = &c->op[0];
@@ -238,16 +239,17 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        /* If op[1], which follows the norm's backward op[0], reads another gradient (a fork reads that of its other
-         * use), prefetch that gradient while the previous row is computed. */
+        /* op[0] is the backward of the norm. If the next op, op[1], reads another gradient (a fork reads the gradient
+         * from its other use), prefetch that gradient while the previous row is computed. */
         if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;
 }
 
-/* Compute the backward of a norm for one row. With xhat = (x - mean) rstd and d = dy gamma: layernorm: dx = rstd (d -
- * mean(d) - xhat mean(d xhat)); rmsnorm: the same without mean(d); l2norm: dx = rstd (d - xhat sum(d xhat)). The row's
- * contributions to dgamma = sum over rows of dy xhat, and to dbeta = sum over rows of dy, are added to m->sums. */
+/* Compute the backward of a norm for one row. Let xhat = (x - mean) rstd and d = dy gamma. layernorm: dx = rstd (d -
+ * mean(d) - xhat mean(d xhat)). rmsnorm: dx = rstd (d - xhat mean(d xhat)). l2norm: dx = rstd (d - xhat sum(d xhat)).
+ * The row's contributions to dgamma, the sum over rows of dy xhat, and to dbeta, the sum over rows of dy, are added to
+ * m->sums. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_row_stats n, const te_norm_registers *m) {
     const int norm_code = k.norm_options.code, code = norm_code & 3, size = 8 * k.chunks;
@@ -282,7 +284,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         if (l.at.col >= k.half) continue;
         te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        /* here the variable xhat receives x itself; `shift` and `a` below contain the normalisation */
+        /* here the variable xhat receives x itself, because `shift` and `a` below contain the normalisation */
         te_vec8_floats(xhat, &x[i], k.norm_in);
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
@@ -297,7 +299,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     }
 }
 
-/* Run backward on the rows first, first + step, first + 2 step, ..; each row is loaded while the previous one is
+/* Run backward on the rows first, first + step, first + 2 step, and so on. Each row is loaded while the previous row is
  * computed. */
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,

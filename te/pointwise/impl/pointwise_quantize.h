@@ -1,7 +1,7 @@
-/* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one for
- * each tile of 1 x 128 elements (fp8_block) or one for each row (fp8_row). A group of lanes holds all elements of such
- * a tile or row in registers, so the kernel that produces a GEMM's operand also quantizes it, without another pass. The
- * result is bitwise identical to that of two passes, which round the result to the list's dtype and then
+/* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one
+ * scale for each tile of 1 x 128 elements (fp8_block) or for each row (fp8_row). A group of lanes holds all elements of
+ * such a tile or row in registers, so the kernel that produces a GEMM's operand also quantizes it, without another
+ * pass. The result is bitwise identical to that of two passes, which round the result to the list's dtype and then
  * quantize it with quantize_blockwise.h or quantize_rowwise.h.
  *
  * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit model reads 2 bytes
@@ -14,25 +14,25 @@
 #include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
-enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* number of lanes that share a tile of 1 x 128 elements; each has eight
-                                         * elements of the tile. On a CPU one lane has the whole tile */ };
+enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* the number of lanes that share a tile of 1 x 128 elements; each lane has
+                                         * eight elements of the tile. On a CPU one lane has the whole tile */ };
 
 /* Whether, in this call, the kernel stores its result in FP8 with scales that it computes. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Some rows of a tensor in registers, in the list's dtype. A lane has k.chunks vectors of eight elements of
- * each row. */
+/* Some rows of a tensor in registers, in the list's dtype. Of each row, a lane has k.chunks vectors of eight
+ * elements. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* row: index of the first row; step: distance, in rows, to the next row */
-    int first;         /* which vector (of eight elements) of a row is the first lane's first */
+    int64_t row, step; /* row: the index of the first row; step: the distance, in rows, from one row to the next */
+    int first;         /* the index, within a row, of the first lane's first vector of eight elements */
     const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;
 } te_quantized_rows;
 
-/* te__pointwise_quantize_col: the first column of vector i of lane `id`. te__pointwise_quantize_exists: whether this
- * column lies inside the row; the answer is a constant if the lanes cover the row exactly. */
+/* te__pointwise_quantize_col returns the first column of vector i of lane `id`. te__pointwise_quantize_exists returns
+ * whether this column lies inside the row; the answer is a constant if the lanes cover the row exactly. */
 TE_FN int te__pointwise_quantize_col(te_quantized_rows rows, const te_pointwise_shape k, int id, int i) {
     return 8 * (rows.first + id + i * k.lanes);
 }
@@ -58,9 +58,9 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* Quantizes `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES = 16 lanes share k.chunks tiles of each
- * row: each of these lanes has one vector of each of the tiles. The 16 lanes divide the tiles among themselves: a lane
- * computes the scales of its tiles, and passes each scale to the other 15 lanes by a shuffle. */
+/* Quantize `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES = 16 lanes share k.chunks tiles of each
+ * row; each of these lanes has one vector of each tile. The 16 lanes divide the tiles among themselves: a lane computes
+ * the scales of its tiles, and passes each scale to the other 15 lanes by a shuffle. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -117,8 +117,8 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* Stores `count` rows in FP8 and, if c->y is not null, in the list's dtype as well. `count` is a constant; it
- * is 1 if the kernel computes one scale for each row. All lanes of the group must call this function. */
+/* Store `count` rows in FP8 and, if c->y is not null, also in the list's dtype. `count` is a constant; it is 1 if the
+ * kernel computes one scale for each row. All lanes of the group must call this function. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {
     if (c->y)
@@ -135,10 +135,10 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* Runs the ops of a kernel without a norm on `count` rows: rows p->first, p->first + p->step, .. In each row the group
- * of lanes has the vectors of eight elements from number p->tile on. All `count` rows are loaded before the first of
- * them is computed. p->rows: registers, [count][in_halves][chunks]. scaled, a constant: the result is stored in FP8
- * with computed scales. */
+/* Run the ops of a kernel without a norm on `count` rows: rows p->first, p->first + p->step, and so on. In each row the
+ * group of lanes has the vectors of eight elements from number p->tile on. All `count` rows are loaded before the first
+ * of them is computed. p->rows: registers, [count][in_halves][chunks]. `scaled` is a constant: 1 if the result is
+ * stored in FP8 with computed scales. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,
                                  const int scaled) {
@@ -166,8 +166,9 @@ TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_
     const te_quantized_rows result = {p->first, p->step, p->tile, p->rows, stride};
     if (scaled) te_pointwise_store_quantized(c, k, result, count, g);
 }
-/* The body of the kernel: a group of lanes works on the rows from p->first on, p->step apart. If `adjacent` is 1, the
- * group works on only one batch of te_map_batch(k) rows, else on all rows up to the last row of the tensor. */
+/* The body of a kernel without a norm that may store FP8 with computed scales. A group of lanes works on the rows
+ * p->first, p->first + p->step, and so on. If `adjacent` is 1, the group works on only one batch of te_map_batch(k)
+ * rows; otherwise it works on all rows up to the last row of the tensor. */
 TE_FN void te__quantized_map(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                              te_lanes *g, const te_pointwise_part *p, const int adjacent, const int scaled) {
     const int batch = te_map_batch(k);

@@ -1,8 +1,9 @@
-/* pointwise_quantize_transpose.h -- tile kernels: they store the result of a pointwise kernel in FP8, both untransposed
- * and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is bitwise identical
- * to rounding to the list's dtype followed by a separate quantize pass (quantize_blockwise.h) or a separate
- * transpose.
+/* pointwise_quantize_transpose.h -- tile kernels, which store the result of a pointwise kernel in FP8, both
+ * untransposed and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is
+ * bitwise identical to rounding to the list's dtype followed by a separate quantize pass (quantize_blockwise.h) or a
+ * separate transpose.
  *
+ * A tile kernel stores, depending on the recipe:
  *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
  *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
  *   tensor                        amax, and the sums of its columns over the rows
@@ -11,14 +12,14 @@
  * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
  * holds the pieces in registers. If the pattern has a norm, the row kernel (the ordinary pointwise kernel, in which a
  * group of lanes works on a row) runs first and stores y and the statistics; the tile kernel then normalises the norm's
- * input again and stores the transpose of the result. If the kernel sums a gradient over rows, each tile stores one
- * partial sum for each of its columns.
+ * input a second time and stores the transpose of the result. If the kernel sums a gradient over rows, each tile stores
+ * one partial sum for each of its columns.
  *
- * Floor: the time of a copy that moves the same bytes. Bytes per element in a 16-bit model under fp8_block: gelu 2 (x)
- * + 1 (y) + 1 (its transpose) + 1/16 (scales) = 4.06; gelu's backward, which reads dy and x, and a norm, whose x two
- * kernels read, 6.06. With one scale per tensor: 2 (dy) + 1 + 1 (its FP8 layouts), plus the tensors that the ops read;
- * a transpose alone 2 + 1. Instructions, not memory, limit the speed of these kernels. Measurements, including those of
- * a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
+ * Floor: the time of a copy that moves the same bytes. Bytes per element in a 16-bit model under fp8_block: for gelu 2
+ * (x) + 1 (y) + 1 (the transpose of y) + 1/16 (scales) = 4.06; for gelu's backward, which reads dy and x, 6.06; for a
+ * norm, whose x two kernels read, also 6.06. With one scale per tensor: 2 (dy) + 1 + 1 (the two FP8 layouts), plus the
+ * tensors that the ops read. For a transpose alone: 2 + 1. Instructions, not memory, limit the speed of these kernels.
+ * Measurements, including those of a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -42,8 +43,8 @@ TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const t
     p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* One half of each row of a tensor, from which a tile is loaded. halves: how many halves a row has (1 or 2); half:
- * which of them is meant (0 or 1). */
+/* One half of each row of a tensor, from which a tile is loaded. halves: the number of halves of a row (1 or 2); half:
+ * the index of the half that is loaded (0 or 1). */
 typedef struct te__tile_source {
     const void *data;
     te_dtype dtype;
@@ -62,8 +63,8 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
     }
 }
-/* Load a piece (8 x 8 elements) of the kernel's input, in the format of the tensor in memory, to x[0]; the second half
- * of a gated op's row goes to x[1]. */
+/* Load a piece (8 x 8 elements) of the kernel's input to x[0], in the format of the tensor in memory. For a gated op,
+ * also load the second half of the rows to x[1]. */
 TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
                                     te__tile_piece at) {
     const void *data = k.norm < 0 ? c->x : c->scaled.norm_x;
@@ -74,16 +75,16 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* What the norm of a piece of 8 x 8 elements reads in addition to x: gamma and beta of the piece's eight columns, and
- * the statistics of its eight rows. All of this is loaded together with x, because a load that is issued after the
- * stores of the piece's first row would wait for these stores. */
+/* The data that the norm of a piece of 8 x 8 elements reads in addition to x: gamma and beta of the piece's eight
+ * columns, and the statistics of its eight rows. All these data are loaded together with x, because a load that is
+ * issued after the stores of the piece's first row would wait for these stores. */
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te_row_stats row[8];
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    /* This avoids a warning of gcc. The elements of *n that are not loaded below are never read. */
+    /* This avoids a warning of gcc: the elements of *n that are not loaded below are never read. */
     if (!TE_CUDA) memset(n, 0, sizeof *n);
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
@@ -99,7 +100,7 @@ TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *
         else n->row[r].rstd = s->stats[p.row + r];
     }
 }
-/* Normalises eight elements, as te_norm_forward does, and runs the ops after the norm. */
+/* Normalise eight elements, as te_norm_forward does, and run the ops after the norm. */
 TE_FN void te__pointwise_tiles_norm(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                 const te_vec8 *x, const te__piece_norm *n, int r) {
     const te_stage *s = &c->op[k.norm];
@@ -115,10 +116,10 @@ typedef struct te__piece {
     /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the columns */
     te_vec8 *x[2];
     te__piece_norm norm;
-    float sums[16]; /* sums over the rows of the piece: [0, 8) for the eight columns of x[0], [8, 16) for those of
-                     * x[1] */
+    float sums[16]; /* sums over the rows of the piece: [0, 8) for the eight columns of x[0], [8, 16) for the eight
+                     * columns of x[1] */
 } te__piece;
-/* Run the kernel's ops on row r, 0 to 7, of a piece of 8 x 8 elements. l->at: the coordinates of that row. */
+/* Run the kernel's ops on row r, 0 to 7, of a piece of 8 x 8 elements. l->at has the coordinates of this row. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
                                    te__piece *p, int r) {
     if (k.norm >= 0) {
@@ -131,12 +132,12 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) p->sums[j] = l->sum[j];
 }
-/* How many rows of a piece (8 x 8 elements) are computed together. The tensor that an op reads in addition to the
- * gradient is loaded for all these rows at once, because otherwise a row's load would wait for the stores of the row
+/* How many rows of a piece (8 x 8 elements) are computed together. If an op reads a tensor in addition to the gradient,
+ * this tensor is loaded for all these rows at once, because otherwise a row's load would wait for the stores of the row
  * before it. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
-    const te_stage *of; /* the op whose saved tensor has been loaded to `row`; null: none has been loaded */
+    const te_stage *of; /* the op whose saved tensor has been loaded to `row`, or null if no tensor has been loaded */
     te_vec8 row[TE_TILES_BATCH];
 } te__piece_ahead;
 TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise *c, const te_pointwise_shape k,
@@ -146,10 +147,11 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
     if (!a->of) return;
-    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* TE_bf16 also stands for f16, which has as many bytes */
+    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* TE_bf16 also stands for f16, whose elements have as many
+                                                             * bytes */
     te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
 }
-/* Load piece number h of this lane (8 x 8 elements) to the lane's registers. at: the place of this piece in the
+/* Load piece number h (8 x 8 elements) of this lane to the lane's registers. `at` is the place of this piece in the
  * tensor. */
 TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
                                           te__tile_piece at, te_pointwise_tiles_held *held, int h) {
@@ -174,9 +176,10 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* Return the address in shared memory of the sum of one column over the eight rows of a piece. down: the index of the
- * piece among the pieces that contain this column, from the top of the tile; their sums are added up later. The sums
- * use the shared memory of the tile's amaxes, which are computed only after the sums have been read. */
+/* Return the address in shared memory of the sum of one column over the eight rows of a piece. `down` is the index of
+ * the piece, counted from the top of the tile, among the pieces that contain this column; the sums of these pieces are
+ * added up later. The sums use the shared memory of the tile's amaxes, which are computed only after the sums have been
+ * read. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
     return (float *)(void *)s->u.amax + (half * TE_BLOCKWISE_LANES_A_SIDE + down) * TE_FP8_TILE + col;
 }
@@ -188,8 +191,8 @@ TE_FN void te__pointwise_tiles_put_sums(te_blockwise_shared *s, const te_pointwi
         *te__pointwise_tiles_sum(s, j / 8, i / TE_BLOCKWISE_LANES_A_SIDE, i % TE_BLOCKWISE_LANES_A_SIDE * 8 + j % 8) =
             sums[j];
 }
-/* Stores, for each of the tile's columns, the sum over the tile's rows. A kernel that te_defer_column_sum enqueues
- * later adds up these sums over all tiles that have the same columns. */
+/* Store, for each of the tile's columns, the sum over the tile's rows. A kernel that te_defer_column_sum enqueues later
+ * adds up these sums over all tiles that have the same columns. */
 TE_FN void te__pointwise_tiles_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_blockwise_shared *s,
                                           te_lanes g, int64_t row0, int64_t col0) {
     float *to = c->op[k.sums].sum[0];
@@ -239,9 +242,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
-/* Rounds the eight elements v to FP8 and returns them in x. If the elements belong to a gradient, the function also
- * stores them untransposed. rounded (a constant): whether the elements are first rounded to the model's number
- * format. */
+/* Round the eight elements v to FP8 and return them in x. If the elements belong to a gradient, also store them
+ * untransposed. `rounded` is a constant: 1 if the elements are first rounded to the list's dtype. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -250,9 +252,9 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     te_vec8_of_fp8(x, v, (te_dtype)k.fp8);
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
-/* Runs the kernel's ops on a piece and replaces the piece in registers by the result in FP8. In forward, rows beyond
- * the last row of the tensor are computed like the other rows. This does no harm: their results are
- * not stored, and the only tensor that an op reads there is the input, which was loaded as zeros. */
+/* Run the kernel's ops on a piece, and replace the piece in registers by the result in FP8. In forward, rows beyond the
+ * last row of the tensor are computed like the other rows. This does no harm, because their results are not stored, and
+ * the only tensor that an op reads there is the input, which was loaded as zeros. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -261,23 +263,23 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        /* skip rows beyond the tensor: they were loaded as zeros, whose bits are also those of zeros in FP8 */
+        /* skip rows beyond the tensor. They were loaded as zeros, whose bits are also the bits of zeros in FP8 */
         if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        /* the coordinates of the row in the result: after a gated op, a row of the result has half as many columns as a
-         * row of x */
+        /* the coordinates of the row in the result: behind a gated op, a row of the result has half as many columns as
+         * a row of x */
         l.at = te_place_of(k, at.row + r, at.vector, 1);
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
-/* Sets *recompute to the arguments with which forward's kernel recomputes the result of op `last`: only this op runs,
+/* Set *recompute to the arguments with which forward's kernel recomputes the result of op `last`: only this op runs,
  * and only the transpose of its result is stored. */
 TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwise *c, const int last) {
     memset(recompute, 0, sizeof *recompute);
     recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
     recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
-/* Store the transpose of a 128 x 128 tile. held: this lane's elements of the tile, in FP8. */
+/* Store the transpose of a 128 x 128 tile. `held` has this lane's elements of the tile, in FP8. */
 TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
@@ -289,8 +291,8 @@ TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_regi
     te_block_sync();
     te__fp8_store_tile(out, transposed, row, col, g);
 }
-/* The body of those tile kernels that work with one scale per tensor, or that store the transpose alone (see the head).
- * last: the index of the kernel's last op. */
+/* The body of the tile kernels that work with one scale per tensor, or that store the transpose alone (see the head of
+ * this file). `last` is the index of the kernel's last op. */
 TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_stages_fn stages,
                                        const te_pointwise_shape k, const int last, te_pointwise_tiles_held *held,
                                        te_blockwise_shared *s) {
@@ -319,7 +321,7 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_
 
 /* The type of a function that launches one kernel of a step, either its row kernel or its tile kernel. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
-/* Launches the kernels that a call needs: the row kernel (`rows`), the tile kernel (`tiles`) or, if a norm's result is
+/* Launch the kernels that a call needs: the row kernel (`rows`), the tile kernel (`tiles`) or, if a norm's result is
  * stored in both layouts, first the row kernel and then the tile kernel. */
 TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
                                             const te_pointwise_shape k, te__pointwise_rows_fn rows,

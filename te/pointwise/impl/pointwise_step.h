@@ -1,10 +1,10 @@
-/* pointwise_step.h -- runs one step of a plan that is a pointwise kernel: decides where its values are stored, fills in
- * the kernel's arguments and launches it.
+/* pointwise_step.h -- runs a step of a plan that is one pointwise kernel: decides where the step's values are stored,
+ * fills in the kernel's arguments, and launches the kernel.
  *
- * The kernel runs the ops of the step on values in registers. Some intermediate values must be in memory as well,
- * because backward reads them or because they are the values of forks; the op that produces such a value stores it to
- * te_stage.out. The policy of the op that consumes the step's result decides how that result is stored: in the model's
- * number format, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
+ * The kernel runs the ops of the step on values in registers. Some intermediate values must also be in memory, because
+ * backward reads them or because they are the values of forks; the op that produces such a value stores it to
+ * te_stage.out. The operand policy of the op that consumes the step's result decides how the result is stored: in the
+ * list's dtype, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
@@ -33,7 +33,7 @@ TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_po
     w.step = s, w.skip = skip, w.applied = 0, w.shape = k, w.args = args, w.launches = 0;
     return w;
 }
-/* Sets *st to the arguments of op i: its parameters, its row statistics, and the state and position of its random
+/* Set *st to the arguments of op i: its parameters, its row statistics, and the state and position of its random
  * numbers. */
 TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -45,27 +45,28 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 
 /* ---- the step's result, for its consumer ------------------------------------------------------------------------- */
 
-/* In which form the kernel stores the result of the step. */
+/* How the kernel stores the result of the step. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    /* the result is stored in FP8 with one scale: that of the consuming GEMM, which is known before the kernel runs */
+    /* the result is stored in FP8 with one scale. This is the scale of the consuming GEMM, which is known before the
+     * kernel runs */
     TE_RESULT_in_fp8,
     /* the result is stored in FP8 with a scale for each row or for each 1 x 128 tile; the kernel computes the scales */
     TE_RESULT_with_scales
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    /* the index of the op that reads the step's result; -1: the caller reads it, or the step ends with forks */
+    /* the index of the op that reads the step's result, or -1 if the caller reads it or the step ends with forks */
     int consumer;
-    /* if an all_gather follows and gathers the result in FP8: the index of the GEMM that reads the gathered rows; else
+    /* the index of the GEMM that reads the gathered rows, if an all_gather follows that gathers the result in FP8; else
      * -1 */
     int gathered;
 } te_pointwise_exit;
 
-/* Returns whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. saved: whether
- * forward also saves the result in the list's dtype. If the transpose of the operand is needed as well (training under
- * fp8_block), that takes a tile kernel (pointwise_quantize_transpose.h); a step without one leaves the quantizing to
- * the GEMM's step. */
+/* Return whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. `saved` says
+ * whether forward also saves the result in the list's dtype. Training under fp8_block also needs the transpose of the
+ * operand, which only a tile kernel can store (pointwise_quantize_transpose.h); if a step has no tile kernel, the
+ * GEMM's step quantizes the operand. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -73,8 +74,8 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
-/* Decides how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
- * of the result in the model; saved: whether forward also saves the result in that format. */
+/* Decide how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
+ * of the result in the model; saved: whether forward also saves the result in this format. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
@@ -86,9 +87,9 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
     return e;
 }
 
-/* For TE_RESULT_in_fp8: makes the kernel store v in FP8. v is the operand of GEMM i, or this rank's rows of that
- * operand. at: the address at which the kernel stores v; null: in a new block of the workspace. On return *v describes
- * the FP8 tensor. */
+/* For TE_RESULT_in_fp8: make the kernel store v in FP8. v is the operand of GEMM i, or this rank's rows of the operand.
+ * `at` is the address to which the kernel stores v; if it is null, v gets a new block of the workspace. On return *v
+ * describes the FP8 tensor. */
 TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
                                                  void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -103,9 +104,9 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     c->fp8.inverse = r->pass == TE_FORWARD ? te__saved_input_of(r, i).inverse : 0;
     return TE_OK;
 }
-/* For TE_RESULT_with_scales: makes the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
- * computes. If v->data is not null, the kernel stores v there as well, in the list's dtype. On return *v
- * describes the FP8 tensor. */
+/* For TE_RESULT_with_scales: make the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
+ * computes. If v->data is not null, the kernel also stores v to v->data, in the list's dtype. On return *v describes
+ * the FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
     c->y = v->data;
@@ -114,7 +115,7 @@ TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_poi
     c->scaled.yt_cols = te_round_up(v->rows, 16);
     return TE_OK;
 }
-/* Forward under fp8_block: makes the kernel also store the transpose of the operand of GEMM i, with a scale for each
+/* Forward under fp8_block: make the kernel also store the transpose of the operand of GEMM i, with a scale for each
  * tile of 1 x 128. The transpose is saved for the GEMM that computes the weight's gradient in backward. */
 TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i) {
     const te_saved_input saved = te__saved_input_of(r, i);
@@ -123,9 +124,8 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     te__set_saved_transposed(r, i, 1);
     return TE_OK;
 }
-/* Backward under fp8_block: makes the kernel also store the transpose of v, the gradient that GEMM i reads, with a
- * scale for each tile of 1 x 128, and attaches the transpose to v. The GEMM for the weight's gradient reads this
- * transpose. */
+/* Backward under fp8_block: make the kernel also store the transpose of v, the gradient that GEMM i reads, with a scale
+ * for each tile of 1 x 128; and attach the transpose to v. The GEMM for the weight's gradient reads this transpose. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
@@ -135,17 +135,19 @@ TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_po
     if (te_is_trained(r->param[i])) c->scaled.yt = transposed.data, c->scaled.yt_inverse = transposed.inverse_scale;
     return TE_OK;
 }
-/* Sets c so that the tile kernel (pointwise_quantize_transpose.h) produces the gradient that GEMM i reads, with one
- * scale for the tensor: untransposed if c->fp8.y is not null, and transposed if yt is not null. */
+/* Set c so that the tile kernel (pointwise_quantize_transpose.h) produces the gradient that GEMM i reads, with one
+ * scale for the tensor. The kernel stores the gradient untransposed if c->fp8.y is not null, and transposed if yt is
+ * not null. */
 TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, void *yt) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* Makes the tile kernel store v, the gradient that GEMM i reads, transposed as well. The tile kernel runs even if GEMM
- * i's weight is frozen and the transpose is therefore not stored. Otherwise gradients would be summed over the rows in
- * another order, and the exact values of other gradients would depend on what is frozen. The workspace does not depend
- * on a temporary freeze either: it has memory for the transpose unless the op can never train (TE_IS_FROZEN). */
+/* Make the tile kernel store v, the gradient that GEMM i reads, also transposed. The tile kernel runs even if the
+ * weight of GEMM i is frozen and the transpose is therefore not stored. Otherwise column sums would be added up in
+ * another order, and the exact values of other gradients would depend on which weights are frozen. The size of the
+ * workspace does not depend on a temporary freeze either: the workspace has memory for the transpose unless the op can
+ * never train (TE_IS_FROZEN). */
 TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed = te__no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
@@ -154,8 +156,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Makes the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the model's number
- * format. */
+/* Make the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the list's dtype. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -164,7 +165,7 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Prepares memory for the step's result, in the form that its consumer reads (e.form). i: the op that computes the
+/* Prepare memory for the step's result, in the form that its consumer reads (e.form). `i` is the op that computes the
  * result; only forks may follow it in the step. */
 TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
                                               te_pointwise_exit e) {
@@ -191,8 +192,8 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
         return te__pointwise_save_transposed(r, c, e.consumer);
     return TE_OK;
 }
-/* Sets the tensors that op i reads or writes in addition to its input and output: an add or a mul reads the value of
- * its fork, an (output, ..) op writes a tensor of the caller. */
+/* Set the tensors that op i reads or writes in addition to its input and output: an add or a mul reads the value of its
+ * fork, and an (output, ..) writes a tensor of the caller. */
 TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i];
     te_value v;
@@ -207,7 +208,8 @@ TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, in
     }
     return TE_OK;
 }
-/* Fills in the kernel's arguments for the input x. The step's result becomes the current value of the run. */
+/* Fill in the kernel's arguments for the input x. The step's result becomes the current value of the run
+ * (te_run.current). */
 TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value x) {
     const te_step *s = w->step;
     const te_op *op = r->plan->op;
@@ -237,12 +239,13 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
             const void *const before = stored.data;
             if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te__saves_output(r, i));
             TE_TRY(te__pointwise_forward_result(&stored, r, w, i, e));
-            /* an (output, ..) whose input already lies where its output is saved stores only the caller's tensor */
+            /* If the input of an (output, ..) already lies where its output is saved, the op stores only the caller's
+             * tensor. */
             if ((op[i].flags & TE_IS_OUTPUT) && before == w->args->y && before == te__input_of(r, i).data)
                 w->args->y = 0;
         } else if (op[i].flags & TE_IS_OUTPUT) {
-            /* The value is stored to the caller's tensor, which in inference also serves as the value of a fork behind
-             * it. For backward the op before has stored the value (te__place). */
+            /* The value is stored to the caller's tensor. In inference, this tensor also serves as the value of a fork
+             * behind the op. For backward, the op before this one has stored the value (te__place). */
             if (is_forked && r->pass == TE_INFER) {
                 const int64_t rows = te__rows_in(r, op[i].out_rows);
                 stored = te__value_of(st->out, op[i].out_dtype, rows, op[i].out);
@@ -267,7 +270,7 @@ typedef struct te_pointwise_grad {
     int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
-/* Makes op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
+/* Make op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
  * adds the gradient from these uses (st->edge) to its own contribution and stores the sum (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
@@ -286,8 +289,8 @@ TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, 
     st->out = v.data, w->launches = 1;
     return TE_OK;
 }
-/* Sets the tensors that op i reads or writes in backward in addition to the gradient that passes through it, and
- * records in *g whether the op changes that gradient. */
+/* Set the tensors that op i reads or writes in backward in addition to the gradient that passes through it, and record
+ * in *g whether the op changes this gradient. */
 TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st,
                                               te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[i];
@@ -314,13 +317,15 @@ TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, i
     } else if (te__changes_gradient(op->flags)) g->changed = 1;
     return TE_OK;
 }
-/* How many partial sums of each column a step's kernel stores, one for each of its blocks. count: in this call; max:
- * with the largest batch, for which the workspace has memory. */
+/* How many partial sums of each column a step's kernel stores, one for each of its blocks. count: the number in this
+ * call; max: the number with the largest batch, for which the workspace has memory. */
 typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
-/* Reserves memory for the partial column sums that add up to the gradients of op i's parameters. */
+/* Reserve memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
     const te_op *op = &r->plan->op[i];
-    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* the largest allowed number */
+    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* the largest number of
+                                                                                       * parameters that the op may
+                                                                                       * have */
     TE_REQUIRE(op->params <= most, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s): a map sums the gradients of its parameters (TE_SUMS), at most three", r->plan->name,
                op->kind, op->name);
@@ -332,8 +337,8 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     }
     return TE_OK;
 }
-/* Prepares memory for the gradient of the input of op `end`, the step's last op, in the form that this gradient's
- * consumer reads. */
+/* Prepare memory for the gradient of the input of op `end`, the step's last op, in the form that the consumer of this
+ * gradient reads. */
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
@@ -353,16 +358,16 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* If this condition holds, no kernel reads the gradient itself; only its column sums are needed. The tile
-         * kernel computes them nevertheless, because it adds them in the same order as when the gradient is stored, so
-         * that the sums are bitwise identical in both cases. */
+        /* Here no kernel reads the gradient itself; only its column sums are needed. The tile kernel computes them,
+         * because it adds them up in the same order as when the gradient is stored, so that the sums are bitwise
+         * identical in both cases. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
     return TE_OK;
 }
-/* Fills in the kernel's arguments for dy, the gradient of the step's output. The gradient of the step's input becomes
- * the current value of the run. */
+/* Fill in the kernel's arguments for dy, the gradient of the step's output. The gradient of the step's input becomes
+ * the current value of the run (te_run.current). */
 TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_value dy, te_sum_blocks blocks) {
     const te_step *s = w->step;
     const int first_sum = r->sum_count;
@@ -389,8 +394,8 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
 TE_API int te__sums_rows(const te_pointwise_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
-/* Return the largest number of blocks along the rows. In a kernel that sums gradients over rows each block stores a
- * partial sum, so the number of blocks is kept small. tiles: the number of blocks that share a row. */
+/* Return the largest number of blocks along the rows. In a kernel that sums gradients over rows, each block stores a
+ * partial sum, so the number of blocks is kept small. `tiles` is the number of blocks that share a row. */
 TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles) {
     if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
@@ -406,8 +411,8 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recompute the output of the step's last op, and run no other op of the step. r->recompute says in which form the
- * output is to be stored. */
+/* Recompute the output of the step's last op, without running the other ops of the step. r->recompute says in which
+ * form the output is to be stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
@@ -427,10 +432,10 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->scaled.scale = to->scale;
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
-/* Returns whether the kernel computes only the amax of the result and does not store the result. Once the scale is
- * known, the kernel runs a second time and stores the result in FP8. Two runs pay only if the last op reads no more
- * bytes than it writes, and if the second run needs no op but the last one. The ops before it may therefore only be
- * biases, whose results forward has saved. */
+/* Return whether the kernel computes only the amax of the result and does not store the result. Once the scale is
+ * known, the kernel runs a second time and stores the result in FP8. Two runs are faster only if the last op reads no
+ * more bytes than it writes, and if the second run needs only the last op. The ops before the last one may therefore
+ * only be biases, whose results forward has saved. */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
@@ -446,8 +451,8 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
 TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
-/* Runs the ops [skip, count) of the step as one kernel with the input x. applied: the number of these ops that the
- * epilogue of the GEMM in front has already done. */
+/* Run the ops [skip, count) of the step as one kernel with the input x. `applied` is the number of these ops that the
+ * epilogue of the preceding GEMM has already computed. */
 TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
@@ -463,8 +468,9 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     if (w.launches) c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
-/* Runs the backward of the step's ops [skip, count) as one kernel. dy: the gradient of the value that these ops compute
- * in forward. `applied` is not used: in backward no op has already been done by a GEMM's epilogue. */
+/* Run the backward of the step's ops [skip, count) as one kernel. dy is the gradient of the value that these ops
+ * compute in forward. `applied` is not used, because in backward no GEMM's epilogue computes an op of the step in
+ * advance. */
 TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
