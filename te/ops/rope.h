@@ -119,7 +119,7 @@ enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
  * target memory for te_batch.edges. frequencies: [rotary_dim / 2]; base: rope_theta of config.json.
  *     te_rope_frequencies           base^(-2p / rotary_dim)
  *     te_rope_frequencies_dynamic   dynamic NTK: the same with a larger base, for sequences of `length` tokens in a
- *                                   model of max_length tokens; factor: that of rope_scaling
+ *                                   model of max_length tokens; factor: the one in rope_scaling
  *     te_rope_frequencies_longrope  base^(-2p / rotary_dim) / factors[p]; factors: short_factor or, for sequences of
  *                                   more than original_max_position_embeddings tokens, long_factor (Ding et al. 2024)
  *     te_rope_frequencies_sections  frequencies[s, p] is all[p] if pair p belongs to section s, else 0, for `count`
@@ -308,7 +308,7 @@ typedef struct te_rope_options {
     int original_length, truncate;
     float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
     float attention_factor; /* the factor by which the rotated q and k are multiplied (yarn, given); 0 stands for the
-                             * default, for yarn 0.1 log(factor) + 1, for given 1 */
+                             * default, which is 0.1 log(factor) + 1 for yarn and 1 for given */
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
@@ -343,7 +343,7 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, nearly at once */
+        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, it falls within 0.001 pairs */
         const double width = high == low ? 0.001 : high - low;
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
@@ -362,13 +362,13 @@ typedef struct te_rope_args {
     te_cp_shard context;      /* the chunks of each sequence that this rank has */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows]: the position of each row; null: a row's position is its index within its
+    const int32_t *positions; /* [rows]: the position of each row; if null, a row's position is its index within its
                                * sequence plus `position` and, with a cache, past[sequence] */
-    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
+    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null if there is no
      * cache */
     const int32_t *past;
     const float *frequencies; /* with (scaling, given) the caller's frequencies, [sections, rotary_dim / 2] */
-    int sections;             /* the number of positions of each row; above 1: `positions` is [sections, rows] */
+    int sections;             /* number of positions of each row; if it is above 1, `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -378,7 +378,7 @@ typedef struct te_rope_shape {
                           * begins */
     int head_dim, first, rotary_dim, interleaved;
     int scaled;          /* where the frequencies come from: TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given */
-    int direction;       /* 1: forward; -1: backward, which rotates by the negative angle */
+    int direction;       /* 1 in forward; -1 in backward, which rotates by the negative angle */
     te_dtype x, y;
 } te_rope_shape;
 
@@ -407,7 +407,7 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
     }
 }
 
-/* The angle of pair p in a row at `position`, by the caller's frequencies. */
+/* Returns the angle of pair p in a row at `position`, computed from the caller's frequencies. */
 TE_FN double te_rope_given_angle(const te_rope_args *a, int row, int position, int p, int pairs) {
     double angle = 0.0;
     if (p >= pairs) return angle; /* the table has space for more pairs */
