@@ -17,10 +17,10 @@
  *
  * A first pass over the logits finds the largest one, and a bound that at least k tokens reach (512 with top-p alone).
  * A second pass sums exp for y, and lists the tokens that reach the bound. The filters and the draw use this list. With
- * top-p alone a third pass checks that the list suffices. If it does not, or if it would have more than
- * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. A draw
- * without filters also takes such a pass. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the
- * logits once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
+ * top-p alone a third pass checks that the list suffices. If the list does not suffice or would have more than
+ * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. So
+ * does a draw without filters. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits
+ * once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
