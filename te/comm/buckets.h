@@ -68,9 +68,9 @@ TE_API te_buckets_config te_buckets_defaults(void) {
  * parameters that share the gradient; each of their backwards adds to it. pending: the number of these backwards that
  * have not run yet since te_buckets_begin. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
-/* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. They lie in memory in the reverse of this
- * order. from: the address of the first element in memory; elements: the number of elements, with the padding between
- * gradients. */
+/* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. In memory these gradients lie in the
+ * reverse order. from: the address of the first element in memory; elements: the number of elements, with the padding
+ * between gradients. */
 typedef struct te__bucket {
     /* the index, in te_buckets.models, of the model that owns the gradient with index `first` */
     int model;

@@ -40,14 +40,14 @@ typedef struct te_comm_config {
     int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h), or 1 if each rank runs whole models.
                        * The first size / pipeline ranks form the first stage */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks; the file system must be
-     * shared by all ranks. Rank 0 makes the file, readable for this user alone, and removes it again. No file of this
-     * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
-     * not followed */
+     * shared by all ranks. Rank 0 makes the file, readable only for this user, and removes it after all ranks have read
+     * it. No file of this name may exist, except one that an earlier run of this user made longer than `timeout` ago. A
+     * symbolic link is not followed */
     const char *file;
-    /* CUDA, instead of `file`: "host:port", an address of rank 0's host at which rank 0 listens, until all ranks have
-     * come, to pass them NCCL's unique id. If it is null, rank 0 does not listen. Each rank must prove that it knows
-     * the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the environment
-     * variable TE_COMM_SECRET is used (te/comm/impl/comm_address.h) */
+    /* CUDA, instead of `file`: "host:port", an address of rank 0's host. Rank 0 listens there until all ranks have
+     * connected, and passes them NCCL's unique id. If it is null, rank 0 does not listen. Each rank must prove that it
+     * knows the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the
+     * environment variable TE_COMM_SECRET is used (te/comm/impl/comm_address.h) */
     const char *address, *secret;
     /* the name of this rank's host; null stands for the system's host name. Two ranks count as being on one host if
      * their hosts have the same name and the same boot id. Set `host` if the containers of one machine have different
@@ -213,7 +213,7 @@ TE_IF_USED TE_API te_status te__comm_open_groups(te_comm *comm, const te__grid *
     TE_TRY(te__comm_open_stages(comm, grid, ctx));
     return te__comm_open_levels(comm, grid, hierarchical, ctx);
 }
-/* Returns an error if the ranks of a tensor group are on different hosts. All ranks return the same. */
+/* Returns an error if the ranks of a tensor group are on different hosts. All ranks return the same result. */
 TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__comm_says *says, int tensor,
                                                  te_context *ctx) {
     for (int r = 0; r < comm->world.size; r++) {

@@ -83,9 +83,9 @@ TE_API int te__pipeline_is_valid(te_pipeline p) {
            (int64_t)p.chunks * p.micro_batches < INT32_MAX / 8 / p.stages;
 }
 /* Returns the number of forwards of a stage. The order of the passes is computed as if the number of micro-batches were
- * rounded up to a multiple of `stages`. te__pipeline_skip leaves out the passes of micro-batches that do not exist, for
- * which no other pass waits. Without rounding up, the last group of te__pipeline_pass_of would be smaller, and four
- * stages with three chunks and five micro-batches would wait for each other forever. */
+ * rounded up to a multiple of `stages`. te__pipeline_skip leaves out the passes of micro-batches that do not exist; no
+ * other pass waits for such a pass. Without rounding up, the last group of te__pipeline_pass_of would be smaller, and
+ * four stages with three chunks and five micro-batches would wait for each other forever. */
 TE_API int te__pipeline_forwards(te_pipeline p) {
     return p.chunks * p.stages * ((p.micro_batches + p.stages - 1) / p.stages);
 }

@@ -27,8 +27,8 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* X(kind) stands for an activation, X(kind, f) for a gated activation, which applies the activation f to a, the first
- * half of a row. The tests and benchmarks expand these two lists, so that each new entry is tested and timed, too. */
+/* The lists of activations, X(kind), and of gated activations, X(kind, f), which apply the activation f to a, the first
+ * half of a row. The tests and benchmarks expand both lists, so a new entry is tested and timed automatically. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu) X(sigmoid) X(tanh)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -180,8 +180,8 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 
 /* ---- (xielu, name) ----------------------------------------------------------------------------------------------- */
 
-/* The activation of the Apertus models, with two learnt numbers, alpha_p and alpha_n. Huang & Schlag 2024 (arXiv
- * 2411.13010).
+/* xIELU, the activation of the Apertus models (Huang & Schlag 2024, arXiv 2411.13010), has two learnt numbers, alpha_p
+ * and alpha_n.
  *     y = A_p x^2 + beta x               if x > 0
  *     y = A_n (e^x - 1 - x) + beta x     otherwise
  * with A_p = softplus(alpha_p) and A_n = beta + softplus(alpha_n), where softplus(a) = log(1 + e^a). The parameters and
@@ -209,7 +209,7 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 
 typedef struct te_xielu_options { float beta; } te_xielu_options;
 
-/* softplus of parameter k of the op. As in PyTorch, softplus(a) is a if a > 20. */
+/* Returns softplus(a) of a, the op's parameter k. As in PyTorch, the result is a if a > 20. */
 TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
     const float a = te_load(s->w[k], 0, dtype);
     return a > 20.0f ? a : log1pf(expf(a));
@@ -217,8 +217,8 @@ TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
 TE_CALLBACK void te_xielu_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float beta = ((const te_xielu_options *)options)->beta;
     const float a_p = te__xielu_softplus(s, 0, at.format.weight), n = te__xielu_softplus(s, 1, at.format.weight);
-    /* A_n (e^x - 1 - x) + beta x is computed as A_n (e^x - 1) - n x with n = A_n - beta. For x = -infinity the former
-     * would be infinity - infinity, which is NaN. */
+    /* A_n (e^x - 1 - x) + beta x is computed as A_n (e^x - 1) - n x with n = A_n - beta. For x = -infinity the first of
+     * these formulas would be infinity - infinity, which is NaN. */
     TE_UNROLL for (int i = 0; i < 8; i++)
         v[i] = v[i] > 0 ? v[i] * (a_p * v[i] + beta) : (beta + n) * expm1f(v[i]) - n * v[i];
 }

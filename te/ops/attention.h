@@ -54,7 +54,7 @@
  * value_dim: the head size of v if it differs from the head size of q and k. It may be 1 to 512; on CUDA in bf16 and
  * f16 it must be a multiple of 8. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of
  * 128. With value_dim, a packed row has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the
- * output heads * value_dim. rope has this option, too; head_norm does not have it and requires heads of one size.
+ * output heads * value_dim. rope also has this option; head_norm does not have it and requires heads of one size.
  * Attention whose heads are split over a tensor group does not accept the option, because the parts q, k and v that the
  * GEMM in front computes would have different sizes.
  *
@@ -93,10 +93,10 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | ((int)TE__CACHE_FORMAT(op) << TE_CACHE_FORMAT_SHIFT))
-/* Says whether the op accepts an input with the layout `in`. The heads cannot be split over a tensor group if the op
- * has a score bias, of which each rank would need the part for its own heads. Nor can they be if the op has value_dim,
- * because then the parts q, k and v that the GEMM before the attention computes (te/ops/linear.h) have different
- * sizes. */
+/* 1 if the op accepts an input with the layout `in` (how the tensor group divides a value), else 0. The heads cannot be
+ * split over a tensor group if the op has a score bias, of which each rank would need the part for its own heads. Nor
+ * can they be if the op has value_dim, because then the parts q, k and v that the GEMM before the attention computes
+ * (te/ops/linear.h) have different sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? !TE_HAS_OPTION(op, value_dim) &&                          \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
@@ -153,8 +153,8 @@
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
-/* Expands to `yes` if the op has (context, gather), ring or all_to_all, and te/context_parallel.h is included, else to
- * `no`. */
+/* Expands to `yes` if the op has the option context (gather, ring or all_to_all) and te/context_parallel.h is included,
+ * else to `no`. */
 #define TE__IF_CP(op, yes, no) TE_IF_MARKED(TE__CP_HEADER, TE__IF_CP_OPTION, TE__IF_CP_NEVER)(op, yes, no)
 #define TE__IF_CP_OPTION(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_IN_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__IF_CP_NEVER(op, yes, no) no
@@ -331,8 +331,8 @@ typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
  * all sequences of the batch (for the layout of lse and delta see te__cp_stats_layout). first, rest and edge launch
  * kernels for one block of keys: first masks as the op's options say; rest is for a block whose keys are all seen by
  * every query; edge is for a block of as many keys as queries, in which query i sees the keys from key i on. rest and
- * edge are null if the op does not need them. scratch_bytes: for backward, the bytes of scratch memory that any one of
- * the three launches needs. */
+ * edge are null if the op does not need them. scratch_bytes: the bytes of scratch memory that each of the three
+ * launches needs in backward. */
 typedef struct te_cp_kernels {
     te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
     te_attention_launch_fn first, rest, edge;
@@ -407,9 +407,9 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
  * of the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
  * amax. */
 
-/* Says whether attention's kernels are declared with the option fp8_output. In backward this option makes the kernels 2
- * to 4% slower at some head sizes. Therefore the backward kernels have the option only under fp8_current, the recipe
- * that needs the amax of every tensor. */
+/* 1 if attention's kernels are declared with the option fp8_output, with which they can store their output in FP8 or
+ * compute its amax. In backward this option makes the kernels 2 to 4% slower at some head sizes. Therefore the backward
+ * kernels have the option only under fp8_current, the recipe that needs the amax of every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 

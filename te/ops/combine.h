@@ -29,17 +29,17 @@
 /* The arguments of the kernels that read or write routed rows; each kernel uses some of them. */
 typedef struct te_routed_args {
     te_routing at;
-    const void *x;     /* the input, in backward as forward saved it */
+    const void *x;     /* the op's input; in backward the copy that forward has saved */
     const void *dy;
     const void *bias;  /* [experts, width] */
     void *y;           /* forward: y; backward: dx, or null if dx is not wanted */
-    void *dx;          /* te_routed_weigh: the gradient of the rows */
+    void *dx;          /* for te_routed_weigh: the gradient of the routed rows */
     float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;
     int weighs;        /* te_routed_gather: 1 if the rows are multiplied by their router weights, option (weigh,
                         * input) */
-    int accumulate;    /* 1: the kernel adds to dweight; 0: it overwrites dweight */
+    int accumulate;    /* 1 if the kernel adds to dweight, 0 if it overwrites dweight */
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
 

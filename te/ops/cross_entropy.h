@@ -269,8 +269,9 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 /* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
  * logit is subtracted first, so a number that is added to all logits cancels without loss of precision. The label's
  * logit is loaded at the end, because waiting for this load at the beginning would take a tenth of the kernel's time.
- * Label smoothing, which sums x - x[label], needs the load at the beginning. So does in_place 1, with which the caller
- * overwrites the logits with their gradient right after this function. */
+ * Label smoothing, which sums x - x[label], needs the load at the beginning. In-place computation (in_place 1) also
+ * needs the load at the beginning, because the caller then overwrites the logits with their gradient right after this
+ * function. */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
@@ -437,10 +438,10 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
 
 /* ---- (ranks, N): the vocabulary is split over the ranks of a tensor group ---------------------------------------- */
 
-/* With (ranks, N), a rank reduces its columns of each row of logits to five numbers, te_loss_partial. An all_gather
- * exchanges these numbers, 20 bytes for each row and rank, instead of logits. Then each rank combines the numbers of
- * all ranks in the order of the ranks, so the loss and the statistics are bitwise identical on all ranks. The gradient
- * of a rank's columns needs nothing else from the other ranks. */
+/* With (ranks, N), each rank has some columns of the logits, and reduces these columns of a row to five numbers,
+ * te_loss_partial. An all_gather exchanges these numbers, 20 bytes for each row and rank, instead of logits. Then each
+ * rank combines the numbers of all ranks in the order of the ranks, so the loss and the statistics are bitwise
+ * identical on all ranks. The gradient of a rank's columns needs nothing else from the other ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
 /* The contribution of one rank to the loss of a row, with (ranks, N). */

@@ -57,7 +57,7 @@ typedef struct te_place {
                         * row: 8, or fewer at the row's end */
     /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation, else 1 */
     int width, halves;
-    int aligned;       /* 1: the width is a multiple of eight, so that vector loads are allowed */
+    int aligned;       /* 1 if the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
     /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null if none has been
      * prefetched */

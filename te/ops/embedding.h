@@ -81,7 +81,7 @@ typedef struct te_embedding_args {
     /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null if there is no
      * cache */
     const int32_t *past;
-    int accumulate;  /* 1: backward adds the sums to dweight; 0: the sums overwrite dweight */
+    int accumulate;  /* 1 if backward adds the sums to dweight, 0 if the sums overwrite dweight */
     int width;       /* number of columns of the table; used only if the width is not a constant of the list */
     /* the index of this rank's first row within the whole batch. It is 0 unless the rows are split over the ranks,
      * option (rows, shard) */

@@ -59,7 +59,8 @@
                        (TE_ARG2(op, 0)) % 8 == 0,                                                                    \
                    TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
 
-/* Runs a grouped product. kind: forward, dgrad or wgrad. On CUDA each dtype and kind has a kernel of its own. */
+/* The type of a function that runs a grouped GEMM, one GEMM for each expert. On CUDA there is a separate function for
+ * each dtype and kind (forward, dgrad, wgrad). */
 typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
 #if TE_CUDA
 template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {

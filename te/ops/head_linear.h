@@ -3,7 +3,7 @@
  *     y[row, head] = [x[row, head, the first `in` columns] weight[head]^T, the other `keep` columns of x[row, head]]
  *
  *   (keep, 0)         how many columns behind the first `in` ones of each head pass through unchanged
- *   (transposed, 0)   1: the weight of a head is [in, out], and y = x weight[head]; 0: [out, in]
+ *   (transposed, 0)   with 1, the weight of a head is [in, out], and y = x weight[head]; with 0 it is [out, in]
  *
  * The parameter `weight` is [heads * out, in] or, transposed, [heads * in, out]: the rows of head 0, then those of head
  * 1, and so on. All widths are multiples of eight.

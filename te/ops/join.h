@@ -22,7 +22,8 @@
 
 /* slice: y = the columns first to first + count - 1 of the input. concat: y = [the input, the value of x], where x is a
  * fork or an input of `width` columns. With the option (heads, n), the value of x is appended to each of the n heads of
- * the input, as the rotated part of the keys in MLA (docs/models.md); with (front, 1) it stands in front.
+ * the input, like the rotated part of the keys in MLA (docs/models.md). With (front, 1) the value of x comes before the
+ * input's columns.
  *
  * Both only copy. In backward, slice fills the other columns of dx with zeros, and concat sums the gradient of x over
  * the heads. */

@@ -109,8 +109,8 @@
 #define TE_SAME_sections_sections ,
 #define TE__ROPE_GIVEN_given ,
 #define TE__ROPE_IF_GIVEN(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ROPE_GIVEN_, TE_OPTION(op, scaling, none)), yes, no)
-/* Where the kernels get the frequencies from: plain: the formula without a scaling; scaled: the formula with a scaling;
- * given: the caller's tensor. */
+/* Where the kernels get the frequencies from: the formula without a scaling (plain), the formula with a scaling
+ * (scaled), or the caller's tensor (given). */
 enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
 #define TE__ROPE_FREQUENCIES(op) \
     (TE__ROPE_IS(op, none) ? (int)TE_ROPE_plain : TE__ROPE_IS(op, given) ? (int)TE_ROPE_given : (int)TE_ROPE_scaled)
@@ -382,8 +382,8 @@ typedef struct te_rope_shape {
     te_dtype x, y;
 } te_rope_shape;
 
-/* Constants of a table of cosines and sines. pairs: the number of cosines, and the number of sines, of the table for
- * each row: rotary_dim / 2 or more, so that a row of the table may have padding. */
+/* Constants of a table of cosines and sines. pairs: the number of cosines (and of sines) that the table has for each
+ * row; it may exceed rotary_dim / 2, because a row of the table may have padding. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
     te_rope_table t;
@@ -447,8 +447,8 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            /* d: the column of the head, counted from the first rotated one; low: 1 if it is the first column of its
-             * pair */
+            /* d: the column's index within the head, counted from the first rotated column; low: 1 if the column is the
+             * first of its pair */
             const int d = c % k.head_dim - k.first, low = k.interleaved ? d % 2 == 0 : d < pairs;
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
@@ -463,7 +463,7 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
 /* Rotates `rows` rows from row `first` on, eight columns at a time. A lane works on units of eight columns. Unless
  * pairs are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs,
  * `distance` columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit are
- * loaded before the first one is rotated, to have their loads in flight together. */
+ * loaded before the first row is rotated, so that the loads are in flight together. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
     /* distance from a column to the other column of its pair; 0 if one vector of eight columns holds both */

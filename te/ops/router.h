@@ -8,10 +8,11 @@
  *     (fork, x), (rmsnorm, n, H), (router, r, H, E, (top_k, 2), (renormalise, 1)), (expert_linear, up, H, 2 * F, E),
  *     (swiglu, act), (expert_linear, down, F, H, E), (combine, r), (add, x)
  *
- * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token; the rows behind the
- * router are "routed": top_k for each token, ordered by expert, and for each expert by token. Maps, gated ops and norms
- * treat them as any other rows; expert_linear.h has the ops with parameters for each expert. No row is dropped unless a
- * capacity is stated. How many rows an expert has is known only on the device, so a captured graph serves any routing.
+ * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token. The output of the
+ * router has routed rows: each token has top_k of them, and they are ordered by expert, then by token. Elementwise ops,
+ * gated activations and norms treat routed rows like any other rows; expert_linear.h has the ops with parameters for
+ * each expert. No row is dropped unless the option capacity is given. The number of rows of an expert is known only on
+ * the device, so a captured graph can be replayed with any routing.
  *
  * If several experts have the same score, the one with the lowest number is chosen first. A NaN among a token's logits
  * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in a fixed

@@ -163,7 +163,7 @@ TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sam
     te_block_sync();
     return t->s->token;
 }
-/* Draws a token by sorting the list, which has all tokens that the filters keep, and returns the token. */
+/* Draws a token from the list, which has all tokens that the filters keep, by sorting the list. Returns the token. */
 TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     uint64_t *list = t->s->list;
     int n = (int)t->s->listed;
@@ -334,7 +334,8 @@ TE_FN uint64_t te__sample_all_mass(const te__sample_team *t) {
         sum += t->s->mass[i / WARPS][i % WARPS];
     return te_warp_sum_u64(sum);
 }
-/* Return the log-probability of a token. key: its key; top: the largest key; mass: the sum of all masses of the row. */
+/* Return the log-probability of a token. key: the token's key; top: the row's largest key; mass: the sum of all masses
+ * of the row. */
 TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
@@ -367,8 +368,8 @@ TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top
     if (o->counter) o->counter[r->row]++;
     if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
 }
-/* Move the cut of p->row to where the selection s finds it. If only some of the tokens with that key are to be kept, a
- * selection of the last one of them follows. */
+/* Move the cut of p->row, the least likely token that the filters keep, to the key that selection s finds. If only some
+ * of the tokens with this key are to be kept, a second selection finds the last kept token. */
 TE_FN void te__sample_cut(te__sample_pass *p, te__sample_selection s, te__sample_calls calls) {
     TE_UNROLL_1 for (int of_tokens = 0; of_tokens < 2; of_tokens++) {
         p->selection = s;
@@ -428,7 +429,7 @@ TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sampl
                                te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
     if (f->top_p >= 1.0f) return 0;
-    /* list the tokens with the first digit of the cut of top-p or a larger one */
+    /* list all tokens whose first digit is at least that of the cut of top-p */
     p->selection = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, f->target), p->selection.end = 1;
     calls.select(p);
     const te__sample_found found = p->found;
@@ -473,8 +474,8 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int draws_nucleus = !greedy && !f.top_k && f.top_p < 1.0f;
     f.target.fraction = f.top_p > 0 && f.top_p < 1.0f ? (uint64_t)(f.top_p * 4294967296.0f) << 32 : 0;
     const int differ = r.penalised || r.allowed;
-    const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* number of tokens that the list
-                                                                                     * should have at least */
+    const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* the least number of tokens that
+                                                                                     * the list should have */
     te__sample_bounds bounds = {0, 0, 0};
     if (likely) bounds.lanes = te__sample_bound_lanes(likely, &t);
     if (likely && !bounds.lanes && !differ) bounds.segments = te__sample_bound_segments(likely, &r, &t);
@@ -492,9 +493,9 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* The list will have the tokens whose key is at least least_k. All tokens that the filters keep have such a key;
-     * only top-p may keep others, which te__sample_list_suffices checks. 0 means that no list is made, because too many
-     * tokens might be kept. */
+    /* The list will have the tokens whose key is at least least_k. These are all tokens that the filters keep, except
+     * that top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
+     * the filters may keep too many tokens. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;
@@ -580,8 +581,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* The number of blocks for each row, a power of two: TE__SAMPLE_MAX_BLOCKS at most, and so small that all blocks run at
- * once and each has enough vectors. The results do not depend on this number. */
+/* Returns the number of blocks for each row, a power of two. It is at most TE__SAMPLE_MAX_BLOCKS, and small enough that
+ * all blocks run at once and each has enough vectors. The results do not depend on this number. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};

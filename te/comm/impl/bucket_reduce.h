@@ -265,7 +265,7 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
 /* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements); the few
  * elements after the last shard, which remain because the size of a shard is rounded down, are summed on all ranks.
  * Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
- * includes gradients of frozen parameters, these are sent, too. */
+ * includes gradients of frozen parameters, these are sent as well. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

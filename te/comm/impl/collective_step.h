@@ -275,9 +275,9 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 }
 #endif
 
-/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value of the pass
- * (te_run.current). *is_sent: whether the GEMM's epilogue has sent the output as packets. The epilogue does so if
- * may_send is set and one of the library's GEMM kernels supports the shapes. */
+/* Runs the GEMM that the previous step has deferred, if there is one. The GEMM's output becomes the current value of
+ * the pass (te_run.current). Sets *is_sent to whether the GEMM's epilogue has sent the output as packets. The epilogue
+ * does so if may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;

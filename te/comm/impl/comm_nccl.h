@@ -68,7 +68,7 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 TE_IF_USED TE_API te_status te__nccl_exchange(const te_group *g, const te_transfer *transfers, int count,
                                               te_context *ctx) {
     te__nccl_args a;
-    memset(&a, 0, sizeof a); /* recorded passes compare arguments byte by byte */
+    memset(&a, 0, sizeof a); /* sets the padding to 0 as well, because recorded passes compare arguments byte by byte */
     a.group = g, a.op = te__nccl_op_of(TE__NCCL_exchange, 0, 0, count, ncclInt8);
     memcpy(a.op.transfers, transfers, (size_t)count * sizeof *transfers);
     return te__cuda_call(ctx, te__nccl_call, &a, te__nccl_args_bytes(&a));

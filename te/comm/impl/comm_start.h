@@ -279,12 +279,13 @@ TE_API int te__data_group_of(const te__grid *grid, int r) {
     const int ranks = grid->size / grid->pipeline;
     return r / ranks * grid->tensor + r % grid->tensor;
 }
-/* Rank d of a data group is rank d % context of its context group. */
+/* A context group consists of `context` consecutive ranks of a data group. */
 TE_API int te__context_group_of(const te__grid *grid, int r) {
     return r / (grid->tensor * grid->context) * grid->tensor + r % grid->tensor;
 }
 TE_API int te__pipeline_group_of(const te__grid *grid, int r) { return r % (grid->size / grid->pipeline); }
-/* Ranks of the first and the last stage form groups; each rank of another stage is a group by itself. */
+/* A rank of the first stage and the corresponding rank of the last stage form a group; each rank of another stage is a
+ * group by itself. */
 TE_API int te__embedding_group_of(const te__grid *grid, int r) {
     const int ranks = grid->size / grid->pipeline, stage = r / ranks;
     return grid->pipeline > 1 && (!stage || stage == grid->pipeline - 1) ? r % ranks : r;

@@ -95,9 +95,9 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
         te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
     }
 }
-/* The layout of a two-shot all-reduce. The tensor has `packets` packets; rank r sums the packets with indices from r *
- * shard to (r + 1) * shard - 1. A rank's buffer has one half for even epochs and one for odd epochs; each half holds
- * first the slots of the packets to be summed and then, from index `sums` on, the slots of the sums. */
+/* The layout of a two-shot all-reduce. The tensor has `packets` packets; rank r sums packets r * shard to (r + 1) *
+ * shard - 1. A rank's buffer has one half for even epochs and one for odd epochs; each half holds first the slots of
+ * the packets to be summed and then, from index `sums` on, the slots of the sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {

@@ -26,8 +26,8 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor: up to 1 GiB an int can count the packets
-                                              * of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor, 1 GiB, up to which an int can count the
+                                              * packets of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */

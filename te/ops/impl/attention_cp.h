@@ -110,7 +110,7 @@ TE_KERNEL(te_cp_merge, TE_CP_THREADS, te_cp_merge_args, te__cp_merge_block(te_ar
  * columns of q, of k and v together, and of the output. */
 typedef struct te__cp_call {
     te_run *r;
-    const te_attention_args *a; /* of the whole batch */
+    const te_attention_args *a; /* the arguments for the whole batch */
     const te_cp_kernels *k;
     const te_group *group;
     int n, rank, batch, chunk; /* n: ranks; chunk: rows of a chunk */
@@ -341,7 +341,7 @@ typedef struct te__cp_pieces {
 } te__cp_pieces;
 TE_API int64_t te__cp_block_elements(const te__cp_call *c) { return (int64_t)2 * c->chunk * c->kv_cols; }
 /* Returns the address of block k of c->kv, [2, c, KV]. Block t % 2 holds the keys and values of step t; with a window
- * only those that were received, while block 2 holds this rank's own keys and values. */
+ * it holds only keys and values received from other ranks, and block 2 holds this rank's own. */
 TE_API char *te__cp_block(const te__cp_call *c, int k) {
     return c->kv + (size_t)(k * te__cp_block_elements(c)) * c->size;
 }
@@ -383,8 +383,8 @@ TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
 
 /* ---- ring with a window ------------------------------------------------------------------------------------------ */
 
-/* Returns the largest distance, in chunks, between a chunk of queries and a chunk with keys inside their window. It is
- * the last step of the ring. */
+/* Returns the largest distance, in chunks, between a chunk of queries and a chunk with keys inside their window. In a
+ * ring with a window, this is the number of the last step. */
 TE_API int te__cp_last_distance(const te__cp_call *c) {
     return (int)te_min(te_ceil_div(c->left, te_max(1, c->chunk)), 2 * c->n - 1);
 }
@@ -396,7 +396,7 @@ TE_API int te__cp_first_key(const te__cp_call *c, int d) { return (int)te_max(0,
 TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) {
     const int first = te__cp_first_key(c, d);               /* the first row that query 0 sees */
     const int64_t beyond = c->left - (int64_t)d * c->chunk; /* if it is 0 or more, the last query that sees all keys */
-    const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* the queries of the first rectangle */
+    const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* queries of the first rectangle */
     for (int j = 0; j < 2; j++) {
         const int chunk = te__cp_chunk(c, c->rank, j) - d, owner = te__cp_owner(c, te_max(0, chunk));
         const te__cp_keys own = {TE__CP_OWN, TE__CP_HOME, chunk >= c->n}, other = {d % 2, d % 2, j};
@@ -572,8 +572,8 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
         if (c->left >= 0) TE_TRY(te__cp_clear_sums(c, t % 2));
         for (int k = 0; k < p.count; k++) {
             TE_TRY(te__cp_ring_backward(c, i, &p.piece[k], t == 0));
-            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window the next line adds to the sums that arrive
-                                                           * here */
+            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window the next line adds to the sums that are
+                                                           * received here */
             TE_TRY(te__cp_ring_add(c, &p.piece[k]));
         }
         if (!p.count) TE_TRY(te__cp_ring_arrive(c, t));
@@ -581,7 +581,7 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
     const int has_window = c->left >= 0;
     te_cp_sum_args s = te__cp_sum_of(c->dkv, c->kv_cols, c->dtype, te__cp_block_sum(c, (steps + 1) % 2), c->kv_cols,
                                      TE_f32, 2 * c->chunk, c->kv_cols);
-    if (!has_window) TE_TRY(te__cp_sum_run(c, &s)); /* rounds the complete sums once, before they are sent */
+    if (!has_window) TE_TRY(te__cp_sum_run(c, &s)); /* rounds the complete sums of dkv once, before they are sent */
     TE_TRY(te__cp_ring_pass(c, steps, 0, 1));       /* sends dkv to the ranks that have the keys, while dq is rounded */
     for (int j = 0; j < 2; j++) {
         const float *dq = c->dq_sum + (int64_t)j * c->chunk * c->q_cols;

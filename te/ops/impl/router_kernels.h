@@ -20,12 +20,13 @@ typedef struct te_router_options {
 /* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
 
 /* The result of a router: each token's experts and their weights, and the routed rows (one row for each token and
- * chosen expert, ordered by expert). expert_linear, combine and backward read it. In training it is stored in te_saved,
- * as the router's statistics; in inference in the workspace, until the combine has run. */
+ * chosen expert, ordered by expert). expert_linear, combine and backward read this struct's arrays. In training the
+ * arrays are stored in te_saved, as the router's statistics; in inference in the workspace, until the combine has
+ * run. */
 typedef struct te_routing {
     float *logits;    /* [tokens, experts], including the bias; only for this rank's tokens if the router exchanges
                        * rows */
-    float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
+    float *weight;    /* [tokens, top_k]: the weights of each token's experts, in the order of the choice */
     int32_t *expert;  /* [tokens, top_k] */
     int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
     int32_t *slot;    /* [tokens * top_k], the inverse of `row`: for a routed row that belongs to the j-th expert of a
@@ -35,7 +36,7 @@ typedef struct te_routing {
     int capacity;     /* only the first `capacity` rows of an expert are computed; the others are dropped */
     int is_part;      /* 1 if this rank may not compute all rows, because of first and count or because of the
                        * capacity */
-    int weighs_input; /* 1: the weights multiply the inputs of the experts; 0: their outputs */
+    int weighs_input; /* 1 if the weights multiply the inputs of the experts, 0 if they multiply the outputs */
 } te_routing;
 /* The number of floats for each routed row that suffices for all arrays of a te_routing, if there are at least
  * TE_ROW_PAD rows. logits: the number of logits that are stored for each token. */
@@ -69,7 +70,7 @@ TE_FN int te__is_computed(const te_routing *t, int64_t at) {
  * j. */
 TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
 TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
-/* Whether this rank computes routed row `row`. */
+/* Returns whether this rank computes routed row `row`. */
 TE_FN int te__is_computed_row(const te_routing *t, int64_t row) {
     return !t->is_part || te__is_computed(t, t->slot[row]);
 }
@@ -317,8 +318,9 @@ TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b
     if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
     te_block_sync();
 }
-/* For a chunk of n tokens, counts the tokens that have chosen each expert, and stores a->rank. chosen: for each expert
- * a word with one bit for each token of the chunk. */
+/* For a chunk of n tokens, counts the tokens that have chosen each expert, and stores in a->rank how many earlier
+ * tokens of the chunk have chosen the same expert. chosen: for each expert a word with one bit for each token of the
+ * chunk. */
 TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t *chosen, int n, const int experts,
                             const int top_k, const int threads) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];

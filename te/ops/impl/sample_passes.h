@@ -58,12 +58,12 @@ TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sa
 /* The passes that compute the keys of all tokens of a row, after mask and penalties. */
 typedef enum te__sample_kind {
     TE__SAMPLE_LARGEST, /* finds the largest key and the lowest token that has it */
-    TE__SAMPLE_FIRST,   /* the same, and counts the tokens that can be drawn in the histogram of digit 0 of the keys */
+    TE__SAMPLE_FIRST,   /* LARGEST, and adds the tokens that can be drawn to the histogram of digit 0 of the keys */
     TE__SAMPLE_KEYS,    /* adds the amounts of the tokens to the histogram of a digit of the keys */
     TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram of the chunks of vectors in which they lie */
     TE__SAMPLE_GATHER   /* appends the tokens that the cut keeps, and whose keys are at least `least`, to the list */
 } te__sample_kind;
-/* A pass, or a selection, which consists of passes: its parameters and results. */
+/* The parameters and the results of a pass, or of a selection, which consists of several passes. */
 typedef struct te__sample_pass {
     te__sample_row row;
     te__sample_team team;
@@ -147,8 +147,8 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     left_out = te_warp_sum_u64(left_out);
     if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* Append the tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
- * fit. */
+/* Append those tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
+ * these tokens fit into the list. */
 TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
     p->kind = TE__SAMPLE_GATHER, p->least = least;
     run(p);
@@ -168,9 +168,9 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     }
     return sum;
 }
-/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. descending
- * 1: the sum begins at the last of these bins. All lanes of all blocks return the same result. If the histogram is
- * empty, bin and inside are 0. */
+/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. With
+ * descending 1 the sum begins at the last of these bins. All lanes of all blocks return the same result. If the
+ * histogram is empty, bin and inside are 0. */
 TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish w, const te__sample_team *t) {
     const int each = te__sample_ceil(bins, t->g.count), last = bins - 1;
     const int from = (int)te_min(t->g.id * each, bins), to = (int)te_min(from + each, bins);
@@ -219,7 +219,8 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Run p->selection. p->value becomes the key or token that it finds; p->found.inside is 0 if all amounts are 0. */
+/* Run p->selection. p->value becomes the key or token that the selection finds; p->found.inside is 0 if all amounts are
+ * 0. */
 TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void (*pass)(te__sample_pass *)) {
     const te__sample_selection s = p->selection;
     te__sample_row row = p->row;

@@ -27,13 +27,14 @@ enum {
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
     TE__SAMPLE_LIST = 2048,  /* capacity of the list, in shared memory, of the tokens that the filters may still keep */
-    /* number of segments of the first pass; each lane stores its largest key of each segment */
+    /* number of segments into which each lane divides its vectors in the first pass; the lane stores the largest key of
+     * each segment */
     TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
     TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; a histogram over tokens has a bin for each chunk */
     TE__SAMPLE_STREAM = 0x73616d70, /* number of the Philox stream from which tokens are drawn; no dropout uses it */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* The number of vectors that a lane loads at a time: 64 bytes. */
+/* The number of vectors that a lane loads at a time; on CUDA these are 64 bytes. */
 #define TE__SAMPLE_AHEAD(dtype) (!TE_CUDA ? 1 : (dtype) == TE_f32 ? 2 : 4)
 enum {
     TE__SAMPLE_MAX_AHEAD = TE_CUDA ? 4 : 1,
@@ -89,7 +90,7 @@ typedef struct te__sample_shared {
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
 
-/* All lanes that work on one row, in the `blocks` thread blocks of a cluster. This lane is in block number `rank`. */
+/* The lanes that work on one row, in a cluster of `blocks` thread blocks. This lane is in block number `rank`. */
 typedef struct te__sample_team {
     te__sample_shared *s;
     te_lanes g; /* the lanes of this block */
@@ -163,7 +164,7 @@ TE_FN float te__sample_max(const float x[8]) {
     TE_UNROLL for (int k = 1; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(x[k]));
     return max;
 }
-/* Return the larger number, or `low` if x is NaN. */
+/* Return the larger of x and `low`, or `low` if x is NaN. */
 TE_FN float te__sample_at_least(float x, float low) { return fmaxf(x, low); }
 #else
 TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
@@ -182,7 +183,7 @@ TE_FN uint32_t te__sample_ticket(uint32_t *count) { return (*count)++; }
 TE_FN float te__sample_divide(float a, float b) { return a / b; }
 TE_FN float te__sample_max(const float x[8]) {
     float max = x[0];
-    int nans = 0; /* counted by themselves, so that the loops have no branches */
+    int nans = 0; /* NaNs are counted in a separate loop, so that the loops have no branches */
     for (int k = 0; k < 8; k++) nans += x[k] != x[k];
     for (int k = 1; k < 8; k++) max = x[k] > max ? x[k] : max;
     return nans ? NAN : max;
@@ -217,8 +218,8 @@ TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temper
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
 }
 #define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: a float of this size is an integer */
-/* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7; |d * scale| < 2^21. *shifted is a float
- * whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
+/* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
+ * float whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
  * series. */
 TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     TE__SUMS_AS_WRITTEN const float sum = fmaf(d, scale, TE__SAMPLE_ROUNDS), minus_n = TE__SAMPLE_ROUNDS - sum;
@@ -258,7 +259,7 @@ TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
 /* te__sample_penalised returns the logit x after the penalties, for a token that was generated `count` times or is in
- * the prompt. It is not inlined: few tokens need it, and a pass would contain its code eight times. */
+ * the prompt. The function is not inlined, because few tokens need it and a pass would contain its code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -307,7 +308,7 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.a = a, r.row = row, r.at = (int64_t)row * width, r.width = width, r.dtype = dtype;
     r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
     /* A warp reads 32 consecutive vectors. The next 32 are read by a warp of the next block, so that all blocks have
-     * tokens of all parts of the vocabulary: then te__sample_bound is close to the cut. */
+     * tokens of all parts of the vocabulary. This keeps the result of te__sample_bound close to the cut. */
     const int warp = t->g.id / TE__SAMPLE_WARP, lane = t->g.id % TE__SAMPLE_WARP;
     r.begin = (warp * t->blocks + t->rank) * TE__SAMPLE_WARP + lane, r.stride = t->g.count * t->blocks;
     r.loads = te__sample_ceil(r.vectors, r.stride * TE__SAMPLE_AHEAD(dtype));
@@ -333,7 +334,8 @@ TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     return r;
 }
 
-/* Return the bits from .. from + n - 1 of a mask as the low n bits of the result, n <= 8; ignore its other bits. */
+/* Return bits `from` to from + n - 1 of a mask in the low n bits of the result, n <= 8. The other bits of the result
+ * are undefined. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
     uint32_t bits = mask[word] >> shift;
@@ -411,8 +413,9 @@ TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
     te__sample_add_exp2(&s, te__sample_at_least(d, r->lowest), r->scale);
     return te__sample_mass_of_sums(te__sample_without_offsets(s, 1));
 }
-/* What a pass adds up over the tokens that the cut keeps: their number (COUNT), the number of those whose key is
- * cut_key (TIES), their masses (MASS), or the masses of those that can be drawn (DRAW). */
+/* What a pass adds up over the tokens that the cut keeps: the number of these tokens (COUNT), the number of kept tokens
+ * whose key is cut_key (TIES), the masses of the kept tokens (MASS), or the masses of the kept tokens that can be drawn
+ * (DRAW). */
 typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
 TE_FN int te__sample_is_kept(const te__sample_row *r, uint32_t key, int token) {
     return (key > r->cut_key) | ((key == r->cut_key) & (token <= r->cut_token));
@@ -581,7 +584,8 @@ TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_tea
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             TE_UNROLL for (int k = 0; k < 8; k++)
                 te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, r->lowest), r->scale);
-            sums = te__sample_without_offsets(sums, 8); /* high: at most 2^23, low: at most 2^25 in magnitude */
+            sums = te__sample_without_offsets(sums, 8); /* high is at most 2^23, low at most 2^25 in magnitude, so the
+                                                         * sums of a warp do not overflow */
             sums.high = te_warp_sum_u32(sums.high), sums.low = te_warp_sum_u32(sums.low);
             if (lane == 0 && sums.high | sums.low)
                 te__sample_add(t->s, te__sample_vector(r, i, j) / TE__SAMPLE_CHUNK, te__sample_mass_of_sums(sums));

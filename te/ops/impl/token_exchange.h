@@ -2,7 +2,7 @@
  * (all-to-all).
  *
  *   te__tokens_dispatch   sends each of this rank's rows once to every rank that holds one of the token's experts
- *   te__tokens_return     the opposite way: each of these ranks returns a row of partial sums to the rank of the token
+ *   te__tokens_return     the opposite: each of these ranks sends a row of partial sums back to the rank of the token
  *   te_token_sum          adds the partial sums of a token, in f32 and in the order of the ranks
  *
  * Each of N ranks has tokens / N tokens, in the order of the ranks. Every rank knows the experts of all tokens, so no
@@ -14,8 +14,8 @@
  *   CUDA, mapped memory (te_comm_config.overlap_bytes) A kernel stores the rows in the memory of the other ranks,
  *                       between two barriers: the handshake says that the memory is free, te__token_arrival that all
  *                       rows have arrived. The host reads no count.
- *   CUDA, otherwise     The sizes of NCCL's messages would have to be read by the host. The largest size between two
- *                       ranks is a row for each token, so all-gather and reduce-scatter take the place of both ways.
+ *   CUDA, otherwise     All-gather replaces the dispatch, and reduce-scatter the return: they send a row for each token
+ *                       to each rank. With messages of NCCL the host would have to read the number of rows.
  */
 #ifndef TE_OPS_TOKEN_EXCHANGE_H
 #define TE_OPS_TOKEN_EXCHANGE_H
@@ -52,7 +52,7 @@ typedef struct te_token_sum_args {
     const int32_t *expert; /* [tokens, top_k]: the experts of this rank's tokens */
     const float *more;     /* [tokens, width], is added to the sum; or null */
     void *y;               /* [tokens, width] */
-    int64_t tokens;        /* of this rank */
+    int64_t tokens;        /* number of tokens of this rank */
     int parts, top_k, experts, width; /* parts is 1 if `part` is already the sum over the ranks */
     te_dtype in, out;
 } te_token_sum_args;
