@@ -21,7 +21,7 @@
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
- * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` no kernel is fused.
+ * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` rope is not fused.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
