@@ -37,24 +37,25 @@ typedef struct te_buckets_config {
     /* the largest size of a bucket, counting 4 bytes for each gradient element; the gradient of a parameter that is
      * larger becomes a bucket by itself */
     int64_t bytes;
-    /* must be equal to te_adamw_config.shards: 1 or the size of the data group (te_data_group(ctx)->size). 1: each rank
-     * gets the sums of all gradients; Muon requires this. The group's size: each rank gets only the sums of its own
-     * shard, as with te_adamw_reduce; all gradients of a model then form one bucket */
+    /* 1 or the size of the data group (te_data_group(ctx)->size); must be equal to te_adamw_config.shards. With 1 each
+     * rank gets the sums of all gradients, which Muon requires. With the group's size each rank gets only the sums of
+     * its own shard, as with te_adamw_reduce, and all gradients of a model form one bucket */
     int shards;
     /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16. With TE_bf16 the gradients and their
      * sums are rounded to bf16, half as many bytes cross the link, and each device needs up to te_buckets_config.bytes
      * / 2 more bytes of memory */
     te_dtype dtype;
-    /* used on CUDA only. 1: DMA engines, which occupy no multiprocessors, reduce the buckets that become final while
-     * GEMMs of backward are still to run. NCCL, which is faster but slows GEMMs down, reduces the others. DMA engines
-     * require symmetric memory in the data group (te_comm_config.peer_bytes), and take up to 2 *
-     * te_buckets_config.bytes bytes of memory on each device until te_comm_destroy. 0: NCCL reduces all buckets */
+    /* used on CUDA only. With 0 NCCL reduces all buckets. With 1 DMA engines, which occupy no multiprocessors, reduce
+     * those buckets that become final while GEMMs of backward are still to run; NCCL, which is faster but slows GEMMs
+     * down, reduces the other buckets. DMA engines require symmetric memory in the data group
+     * (te_comm_config.peer_bytes), and take up to 2 * te_buckets_config.bytes bytes of memory on each device until
+     * te_comm_destroy */
     int dma;
 } te_buckets_config;
 
 /* The default size of a bucket, in bytes. With NCCL the fixed cost of a reduction, 11 us, is a fourteenth of the whole
- * time that a reduction of 32 MiB takes; with DMA engines the fixed cost is some 30 us. A larger bucket is complete
- * later, so its reduction would begin later. */
+ * time that a reduction of 32 MiB takes; with DMA engines the fixed cost is some 30 us. With larger buckets the first
+ * reduction would begin later, because a bucket is complete later. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {
@@ -67,17 +68,17 @@ TE_API te_buckets_config te_buckets_defaults(void) {
  * parameters that share the gradient; each of their backwards adds to it. pending: the number of these backwards that
  * have not run yet since te_buckets_begin. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
-/* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. They lie in memory in the reverse of this
- * order. from: the address of the first element in memory; elements: the number of elements, with the padding between
- * gradients. */
+/* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. In memory these gradients lie in the
+ * reverse order. from: the address of the first element in memory; elements: the number of elements, with the padding
+ * between gradients. */
 typedef struct te__bucket {
     /* the index, in te_buckets.models, of the model that owns the gradient with index `first` */
     int model;
-    /* pending: the number of the bucket's gradients that are not final yet; started: 1: the bucket's reduction has
+    /* pending: the number of the bucket's gradients that are not final yet; started: 1 if the bucket's reduction has
      * begun */
     int first, count, pending, started;
-    /* 1: one of the bucket's gradients becomes final only after backward's last GEMM, so no GEMM can hide the bucket's
-     * reduction */
+    /* 1 if one of the bucket's gradients becomes final only after backward's last GEMM, so that no GEMM can hide the
+     * bucket's reduction */
     int is_exposed;
     float *from;
     int64_t elements;
@@ -101,8 +102,8 @@ typedef struct te_buckets {
      * parameter of the first model */
     te__bucket_grad *grad;
     te__bucket_model *of_model; /* [model_count] */
-    /* [the number of parameters of all models]: the index of each parameter's gradient in `grad`; -1: the gradient is
-     * in no bucket */
+    /* [number of parameters of all models]: the index in `grad` of each parameter's gradient; -1 if the gradient is in
+     * no bucket */
     int *grad_index;
     uint64_t fingerprint;       /* the result of te__buckets_fingerprint when te_buckets_init made these tables */
     te_group tensor;            /* a copy of the context's tensor group, made by te_buckets_init */
@@ -112,8 +113,8 @@ typedef struct te_buckets {
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* Return a hash of the gradients' addresses and of which parameters are tied or frozen. It changes when a model is
- * bound to other memory, or when other parameters become frozen or tied. */
+/* Return a hash of the gradients' addresses and of which parameters are tied or frozen. The hash changes when a model
+ * is bound to other memory, or when other parameters become frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
     for (int i = 0; i < b->model_count; i++)
@@ -123,8 +124,8 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* Return the entry in te_buckets.grad of the gradient that p's backward writes (of a tied parameter: the gradient that
- * it shares); null: the gradient is in no bucket. */
+/* Return the entry in te_buckets.grad for the gradient that p's backward writes, which for a tied parameter is the
+ * gradient of the parameter it is tied to. Null if the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     if (!te_is_trained(p)) return 0;
@@ -154,9 +155,9 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     k->count++, k->from = p->grad, k->elements += elements;
 }
 /* Counts the uses of each gradient, and marks the exposed buckets, whose reduction cannot run at the same time as a
- * GEMM of backward. Backward goes from the last op of the last model to the first op of the first model; the last GEMM
- * that it runs belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before
- * it, the bucket becomes final only after this GEMM. */
+ * GEMM of backward. Backward runs from the last op of the last model to the first op of the first model, so its last
+ * GEMM belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before it, the
+ * bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
     /* the number of GEMMs in the ops before op k of model i, in the order of forward */
     int gemms = 0;
@@ -220,8 +221,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     te_side_stream_leave(&b->side, ctx);
     return status;
 }
-/* The te_watch.is_final of buckets, which a backward calls when it has written p's gradient. If all backwards that
- * write this gradient have now run, the gradient is final; if it was the last one of its bucket to become final, the
+/* The callback te_watch.is_final, which a backward calls when it has written p's gradient. If all backwards that write
+ * this gradient have now run, the gradient is final. If it was the last gradient of its bucket to become final, the
  * function enqueues the bucket's reduction. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
@@ -231,8 +232,8 @@ TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *
     if (!g || --g->pending || --b->bucket[g->bucket].pending) return TE_OK;
     return te__bucket_reduce(b, &b->bucket[g->bucket], ctx);
 }
-/* The te_watch.allows of buckets: returns an error if a backward of m must not run now, because a backward of m has
- * run already since te_buckets_begin. */
+/* The callback te_watch.allows: returns an error if a backward of m must not run, because a backward of m has already
+ * run since te_buckets_begin. */
 TE_API te_status te__buckets_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     const te_buckets *b = (const te_buckets *)(const void *)w;
     for (int i = 0; i < b->model_count; i++)
@@ -293,8 +294,8 @@ TE_IF_USED TE_API te_status te__buckets_compare(const te_buckets *b, te_context 
     return te_group_compare(&b->reducer.data, same, 6, ctx);
 }
 /* Prepares the buckets for the models as they are bound, tied and frozen now. All ranks must pass the same models, in
- * the order in which forward runs them, and the same config. The call compares these over the ranks, so it waits for
- * the other ranks. With one rank nothing is summed, but all calls make the same checks. */
+ * the order in which forward runs them, and the same config. The call waits for the other ranks, because it compares
+ * models and config over the ranks. With one rank nothing is summed, but all calls make the same checks. */
 TE_IF_USED TE_API te_status te_buckets_init(te_buckets *b, te_model *const *models, int count,
                                             const te_buckets_config *config, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_buckets_init"));

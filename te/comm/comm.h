@@ -13,10 +13,10 @@
  *     te_comm_destroy(&comm);                         // after te_graph_destroy, before te_context_destroy
  *
  * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
- * seconds. On the host every collective waits for other ranks, so it can return this error. On CUDA collectives are
- * only enqueued, and te_comm_synchronize, which waits for them, returns the error; but the first collective of each
- * kind and size connects the ranks, and may itself wait for them and return it. After TE_ERROR_COMM the communicator
- * cannot be used: the process should save its state and exit.
+ * seconds. On the host every collective waits for other ranks, so every collective can return this error. On CUDA
+ * collectives are only enqueued, and te_comm_synchronize, which waits for them, returns the error. There is one
+ * exception: the first collective of each kind and size connects the ranks, so it may wait for other ranks and return
+ * the error itself. After TE_ERROR_COMM the communicator cannot be used: the process should save its state and exit.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H
@@ -32,44 +32,44 @@ typedef struct te_comm_config {
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` *
                        * `pipeline` */
-    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v, if a
-                       * model has fewer kv heads than the group has ranks: `tensor` / kv heads, the option (copies, ..)
-                       * of a linear (docs/ranks.md); 1: no rank holds the same as another one */
-    int context;      /* the number of ranks in a context group, which split each sequence (te/context_parallel.h); 1:
-                       * none do */
-    int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h); 1: each rank runs whole models. The
-                       * first size / pipeline ranks are the first stage */
+    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v. It is 1,
+                       * or `tensor` / kv heads if a model has fewer kv heads than `tensor`, and equals the option
+                       * (copies, ..) of a linear (docs/ranks.md) */
+    int context;      /* the number of ranks in a context group, over which each sequence is split
+                       * (te/context_parallel.h); 1 if sequences are not split */
+    int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h), or 1 if each rank runs whole models.
+                       * The first size / pipeline ranks form the first stage */
     /* CUDA: the path of the file by which rank 0 passes NCCL's unique id to the other ranks; the file system must be
-     * shared by all ranks. Rank 0 makes the file, readable for this user alone, and removes it again. No file of this
-     * name may exist, except one that an earlier run of this user made longer than `timeout` ago. A symbolic link is
-     * not followed */
+     * shared by all ranks. Rank 0 makes the file, readable only for this user, and removes it after all ranks have read
+     * it. No file of this name may exist, except one that an earlier run of this user made longer than `timeout` ago. A
+     * symbolic link is not followed */
     const char *file;
-    /* CUDA, instead of `file`: "host:port", an address of rank 0's host at which rank 0 listens, until all ranks have
-     * come, to pass them NCCL's unique id. Null: rank 0 listens nowhere. A rank must prove that it knows the secret, at
-     * least 16 characters that are the same on all ranks; a null secret stands for the environment variable
-     * TE_COMM_SECRET (te/comm/impl/comm_address.h) */
+    /* CUDA, instead of `file`: "host:port", an address of rank 0's host. Rank 0 listens there until all ranks have
+     * connected, and passes them NCCL's unique id. If it is null, rank 0 does not listen. Each rank must prove that it
+     * knows the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the
+     * environment variable TE_COMM_SECRET is used (te/comm/impl/comm_address.h) */
     const char *address, *secret;
-    /* the name of this rank's host; null: the system's host name. Ranks are on one host if their hosts have the same
-     * name and the same boot id. Set it if the containers of one machine have different names but can map each other's
-     * memory */
+    /* the name of this rank's host; null stands for the system's host name. Two ranks count as being on one host if
+     * their hosts have the same name and the same boot id. Set `host` if the containers of one machine have different
+     * names but can map each other's memory */
     const char *host;
-    /* 0: it is an error if the ranks of a tensor group are on different hosts, which is slow; 1: they may be */
+    /* 1 allows the ranks of a tensor group to be on different hosts, which is slow; with 0 that is an error */
     int tensor_across_hosts;
-    /* 1: if the data group spans hosts and has several ranks on each of them, all-reduces of 1 MiB and more sum within
-     * each host first (te__group_reduce_levels). The default is 1 on the host, 0 on CUDA, where NCCL chooses its
-     * algorithm by the topology */
+    /* with 1, all-reduces of 1 MiB and more over a data group that spans hosts, with several ranks on each host, sum
+     * within each host first (te__group_reduce_levels). The default is 1 with MPI, and 0 on CUDA, where NCCL chooses
+     * its algorithm by the topology */
     int hierarchical;
     /* the longest time, in seconds, that a call, such as te_comm_create, waits for other ranks */
     double timeout;
-    /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger
-     * tensors through NCCL. 0: all go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all of these
-     * are processes on one host, and their devices can access each other. The tensor and the data group then take 4 *
-     * peer_bytes bytes of each device each; the world group takes 64 MiB at most. */
+    /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
+     * through NCCL. With 0 all collectives go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all
+     * of these are processes on one host, and their devices can access each other. The tensor and the data group then
+     * take 4 * peer_bytes bytes of each device each; the world group takes 64 MiB at most. */
     int64_t peer_bytes;
     te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes (the rows of all ranks)
-     * may overlap a GEMM (te/gemm/impl/gemm_comm_overlap.h). 0, the default: no overlap. This needs symmetric memory in
-     * the tensor group (peer_bytes > 0), and takes overlap_bytes bytes of each device. */
+     * may overlap a GEMM (te/gemm/impl/gemm_comm_overlap.h). With 0, the default, nothing overlaps. The overlap needs
+     * symmetric memory in the tensor group (peer_bytes > 0), and takes overlap_bytes bytes of each device. */
     int64_t overlap_bytes;
 } te_comm_config;
 
@@ -86,14 +86,15 @@ TE_API te_comm_config te_comm_defaults(void) {
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
- * rank, size and also are set. If rank and size suffice to recognise a launcher, `also` repeats one of them. local: the
- * number of the process among those on its host. */
+ * `rank`, `size` and `also` are set. If rank and size suffice to recognise a launcher, `also` repeats one of them.
+ * local: the variable with the number of the process among the processes on its host. */
 typedef struct te__launcher { const char *name, *rank, *size, *also, *local; } te__launcher;
 
-/* Returns the launcher that has started this process; null: there is none. Launchers are often nested (srun starts
- * torchrun, sbatch starts mpirun), and a process inherits the variables of all of them; so the launchers are listed
- * from the innermost to the outermost, and the first one whose variables are set is taken. srun is recognised by
- * SLURM_STEP_NUM_TASKS, not by SLURM_NTASKS, which is also set in a batch script that runs as one process. */
+/* Returns the launcher that has started this process, or null if there is none. Launchers are often nested (srun starts
+ * torchrun, sbatch starts mpirun), and a process inherits the variables of all of them. Therefore the launchers are
+ * listed from the innermost to the outermost, and the first launcher whose variables are set is taken. srun is
+ * recognised by SLURM_STEP_NUM_TASKS, not by SLURM_NTASKS, which is also set in a batch script that runs as one
+ * process. */
 TE_API const te__launcher *te__launcher_found(void) {
     static const te__launcher launchers[] = {
         {"torchrun", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"},
@@ -109,7 +110,7 @@ TE_API const te__launcher *te__launcher_found(void) {
     }
     return 0;
 }
-/* Returns the number in an environment variable; -1: it is not a number from 0 to INT32_MAX. */
+/* Returns the number in an environment variable, or -1 if the variable is not a number from 0 to INT32_MAX. */
 TE_API int te__env_number(const char *name) {
     const char *text = getenv(name);
     const size_t digits = text ? strspn(text, "0123456789") : 0;
@@ -127,7 +128,8 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
     if (*rank < 0 || *rank >= *size) *rank = *size = -1;
 }
 /* Returns the number of this process among those on its host, which is also the number of its device if each process
- * has a device of its own: the launcher's variable or, if the launcher has not set it, the rank; -1: not a number. */
+ * has a device of its own: the launcher's variable or, if the launcher has not set this variable, the rank. Returns -1
+ * if the variable is not a number. */
 TE_API int te_comm_local_rank_from_env(void) {
     const te__launcher *l = te__launcher_found();
     const char *const local = l ? getenv(l->local) : 0;
@@ -166,7 +168,8 @@ TE_API void te_comm_destroy(te_comm *comm) {
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Opens the group to which this rank belongs among the groups that group_of numbers. */
+/* Opens one group of a kind, such as the tensor group: the one to which this rank belongs. group_of: returns the number
+ * of the group to which a rank belongs. */
 TE_IF_USED TE_API te_status te__comm_open_group(te_group *g, const char *name, te__group_of_fn group_of,
                                                 const te__grid *grid, te_comm *comm, te_context *ctx) {
     const int r = comm->world.rank;
@@ -176,7 +179,7 @@ TE_IF_USED TE_API te_status te__comm_open_group(te_group *g, const char *name, t
     g->hosts = hosts;
     return te__comm_split(g, &comm->world, group_of(grid, r), r, ctx);
 }
-/* Opens the pipeline and embedding groups; with one stage these have one rank. */
+/* Opens the pipeline and embedding groups. With one stage each of these groups has one rank. */
 TE_IF_USED TE_API te_status te__comm_open_stages(te_comm *comm, const te__grid *grid, te_context *ctx) {
     te_group *p = &comm->pipeline, *e = &comm->embedding;
     if (grid->pipeline == 1) {
@@ -187,8 +190,8 @@ TE_IF_USED TE_API te_status te__comm_open_stages(te_comm *comm, const te__grid *
     TE_TRY(te__comm_open_group(p, "pipeline", te__pipeline_group_of, grid, comm, ctx));
     return te__comm_open_group(e, "embedding", te__embedding_group_of, grid, comm, ctx);
 }
-/* Opens the two groups of te__group_reduce_levels, if the data groups of all ranks have these levels. hierarchical:
- * config.hierarchical. */
+/* Opens the two groups of te__group_reduce_levels, comm->in_host and comm->across_hosts, if all data groups span hosts
+ * with several ranks on each. hierarchical: config.hierarchical. */
 TE_IF_USED TE_API te_status te__comm_open_levels(te_comm *comm, const te__grid *grid, int hierarchical,
                                                  te_context *ctx) {
     te__comm_group(&comm->in_host, comm, "data (on one host)", 0, 1);
@@ -210,7 +213,7 @@ TE_IF_USED TE_API te_status te__comm_open_groups(te_comm *comm, const te__grid *
     TE_TRY(te__comm_open_stages(comm, grid, ctx));
     return te__comm_open_levels(comm, grid, hierarchical, ctx);
 }
-/* Returns an error if the ranks of a tensor group are on different hosts. All ranks return the same. */
+/* Returns an error if the ranks of a tensor group are on different hosts. All ranks return the same result. */
 TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__comm_says *says, int tensor,
                                                  te_context *ctx) {
     for (int r = 0; r < comm->world.size; r++) {
@@ -222,9 +225,10 @@ TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__
     }
     return TE_OK;
 }
-/* Called by all ranks that have opened the world group. status: whether this rank accepts its config. If a rank does
- * not accept its config, or has other numbers in it than rank 0, all ranks return an error; otherwise they would wait
- * for each other in collectives that some of them do not call. Then sets the hosts of all ranks. */
+/* Compares the configs of all ranks; every rank that has opened the world group calls this function. status: whether
+ * this rank accepts its config. If a rank does not accept its config, or if the numbers in its config differ from those
+ * of rank 0, all ranks return an error. Without this check, ranks would wait for each other in collectives that some of
+ * them do not call. If there is no error, sets the hosts of all ranks. */
 TE_IF_USED TE_API te_status te__comm_agree(te_comm *comm, const te_comm_config *config, te_status status,
                                            te_context *ctx) {
     te_group *w = &comm->world;
@@ -241,7 +245,7 @@ TE_IF_USED TE_API te_status te__comm_agree(te_comm *comm, const te_comm_config *
     mine->accepts = status == TE_OK;
     te__says_host(mine, config->host);
     const te_status gathered = te__comm_gather_says(comm, says, ctx);
-    /* says is not freed, because the failed collective may still write to it */
+    /* the array `says` is not freed, because the failed collective may still write to the array */
     if (gathered != TE_OK) return status == TE_OK ? gathered : status;
     status = te__comm_compare(says, w->size, status, ctx);
     w->hosts = te__hosts_number(comm->host_of, says, w->size), comm->host = comm->host_of[w->rank];
@@ -292,7 +296,7 @@ TE_IF_USED TE_API te_status te__comm_split_grid(te_comm *comm, const te_comm_con
                sizeof(te_side_stream));
     return te_side_stream_open((te_side_stream *)comm->cp_side, ctx);
 }
-/* The common beginning of te_comm_create and te_comm_from_native: checks their common arguments, and clears *comm. */
+/* Checks the arguments that te_comm_create and te_comm_from_native have in common, and clears *comm. */
 TE_API te_status te__comm_begin_create(te_comm *comm, double timeout, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_comm_create"));
     TE_REQUIRE(comm, ctx, TE_ERROR_NULL, "te_comm_create: the communicator is null");
@@ -308,7 +312,8 @@ TE_API te_status te__comm_finish_create(te_comm *comm, te_status status, te_cont
     return status;
 }
 
-/* Creates a communicator. All processes must call this function at the same time: each waits for the others. */
+/* Creates a communicator. All processes must call this function at the same time, because each process waits for the
+ * others. */
 TE_IF_USED TE_API te_status te_comm_create(te_comm *comm, const te_comm_config *config, te_context *ctx) {
     int rank, size;
     TE_REQUIRE(config, ctx, TE_ERROR_NULL, "te_comm_create: the config is null");
@@ -364,8 +369,8 @@ TE_API te_status te_comm_release(te_comm *comm, void *p, te_context *ctx) {
     return te__comm_release(comm, p, ctx);
 }
 /* Returns the algorithm of an all-reduce of `bytes` bytes over the group, on this build's target: one_shot, two_shot or
- * transport. Fused patterns with an all_reduce (te/comm/impl/fused_collective_norm.h) use the same algorithm; where it
- * is transport, they run as separate steps. */
+ * transport. Fused patterns with an all_reduce (te/comm/impl/fused_collective_norm.h) use the same algorithm; if the
+ * result is transport, the ops of such a pattern run as separate steps. */
 TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, int64_t bytes) {
 #if TE_CUDA
     const te_peer_algorithm a = te__peer_algorithm_of(g->peers, TE_PEER_all_reduce, bytes);
@@ -376,7 +381,7 @@ TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, 
     return TE_ALL_REDUCE_transport;
 }
 #else
-/* A call of a function that only exists with -DTE_COMM is a compile error that says so. */
+/* Without -DTE_COMM, a call of one of these functions is a compile error, which says that the option is needed. */
 #if defined __has_attribute
 #if __has_attribute(unavailable)
 #define TE__NEEDS_COMM_OPTION \

@@ -1,4 +1,4 @@
-/* pipeline.h -- pipeline parallelism: the schedule of a pipeline's stages, and messages between them.
+/* pipeline.h -- pipeline parallelism: the schedule of a pipeline's stages, and messages between the stages.
  *
  * A pipeline has te_comm_config.pipeline stages; rank s of te_pipeline_group(ctx) is stage s. A model is cut into
  * chunks * stages parts: part c * stages + s is chunk c of stage s, so with several chunks micro-batches go through all
@@ -26,8 +26,8 @@
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
 
-/* A message that sends x to rank `to` of a group, and one from rank `from` that overwrites y, for te_group_exchange.
- * x and y are dense: they must have no stride. */
+/* Messages for te_group_exchange: te_transfer_to sends x to rank `to` of a group, te_transfer_from overwrites y by a
+ * tensor from rank `from`. x and y must be dense, without a stride between rows. */
 TE_API te_transfer te_transfer_to(te_tensor x, int to) {
     te_transfer t;
     t.data = x.data, t.bytes = x.rows * x.cols * (int64_t)te_dtype_bytes(x.dtype), t.peer = to, t.is_received = 0;
@@ -38,9 +38,10 @@ TE_API te_transfer te_transfer_from(te_tensor y, int from) {
     t.is_received = 1;
     return t;
 }
-/* Sends x to rank `to` of the group, which must call te_receive with a tensor of as many bytes. May wait for that call
- * (on the host) or make the work that is enqueued later wait for it (CUDA). So if two ranks send to each other, or
- * several in a circle, they must use one te_group_exchange each, which sends and receives at the same time.
+/* Sends x to rank `to` of the group, which must call te_receive with a tensor of as many bytes. On the host te_send may
+ * wait for the call of te_receive; on CUDA, work that is enqueued later waits for it. Therefore ranks that send to each
+ * other, two of them or several in a circle, must each use one te_group_exchange, which sends and receives at the same
+ * time.
  * Errors: those of te_group_exchange. */
 TE_API te_status te_send(const te_group *g, te_tensor x, int to, te_context *ctx) {
     TE_REQUIRE(!te__is_strided(x), ctx, TE_ERROR_SHAPE,
@@ -60,13 +61,14 @@ TE_API te_status te_receive(const te_group *g, te_tensor y, int from, te_context
 
 typedef struct te_pipeline {
     int stages, chunks;  /* the model has stages * chunks parts */
-    int micro_batches;   /* of an optimizer step. With several chunks, multiples of `stages` leave the fewest gaps */
+    int micro_batches;   /* number of micro-batches of an optimizer step; with several chunks, a multiple of `stages`
+                          * leaves the fewest gaps */
 } te_pipeline;
 
 typedef enum te_pipeline_kind { TE_PIPELINE_idle, TE_PIPELINE_forward, TE_PIPELINE_backward } te_pipeline_kind;
 typedef struct te_pipeline_pass {
     te_pipeline_kind kind;
-    int chunk, micro_batch; /* chunk: of the stage; the part of the model is chunk * stages + stage */
+    int chunk, micro_batch; /* chunk: the chunk of the stage, which is part chunk * stages + stage of the model */
 } te_pipeline_pass;
 
 TE_API te_pipeline te_pipeline_of(int stages, int chunks, int micro_batches) {
@@ -80,22 +82,24 @@ TE_API int te__pipeline_is_valid(te_pipeline p) {
     return p.stages > 0 && p.stages <= TE_PIPELINE_MAX_STAGES && p.chunks > 0 && p.micro_batches > 0 &&
            (int64_t)p.chunks * p.micro_batches < INT32_MAX / 8 / p.stages;
 }
-/* The order of the passes of a stage is made for a multiple of `stages` micro-batches, the smallest one that is not
- * below micro_batches. te__pipeline_skip leaves out the passes of those that do not exist; no other pass waits for
- * them. If the last group of te__pipeline_pass_of were smaller instead, four stages with three chunks
- * and five micro-batches would wait for each other for ever. */
+/* Returns the number of forwards of a stage. The order of the passes is computed as if the number of micro-batches were
+ * rounded up to a multiple of `stages`. te__pipeline_skip leaves out the passes of micro-batches that do not exist; no
+ * other pass waits for such a pass. Without rounding up, the last group of te__pipeline_pass_of would be smaller, and
+ * four stages with three chunks and five micro-batches would wait for each other forever. */
 TE_API int te__pipeline_forwards(te_pipeline p) {
     return p.chunks * p.stages * ((p.micro_batches + p.stages - 1) / p.stages);
 }
-/* How many forwards a stage runs before its first backward. With one more, the number of activations that it keeps, in
- * chunks of micro-batches, has reached its maximum; with one chunk that is at most the number of stages. */
+/* Returns how many forwards a stage runs before it begins to alternate between forwards and backwards. After one more
+ * forward the stage keeps the largest number of activations (each of one chunk and one micro-batch); with one chunk
+ * this number is at most the number of stages. */
 TE_API int te__pipeline_warmup(te_pipeline p, int stage) {
-    const int behind = p.stages - 1 - stage; /* the stages behind this one */
+    const int behind = p.stages - 1 - stage; /* number of later stages */
     const int forwards = p.chunks == 1 ? behind : 2 * behind + (p.chunks - 1) * p.stages;
     return (int)te_min(forwards, te__pipeline_forwards(p) - 1);
 }
-/* Forward number k of each stage: groups of as many micro-batches as there are stages go through chunk 0, then through
- * chunk 1 and so on, then the next group. Backward number k: the same with the chunks in reverse. */
+/* Returns forward or backward number k of each stage. The micro-batches form groups of `stages` micro-batches. The
+ * forwards of a group are those of chunk 0 for all its micro-batches, then those of chunk 1, and so on; the next group
+ * follows. Backwards have the same order, but with the chunks in reverse. */
 TE_API te_pipeline_pass te__pipeline_pass_of(te_pipeline p, te_pipeline_kind kind, int k) {
     te_pipeline_pass pass;
     const int group = k / (p.stages * p.chunks), chunk = k / p.stages % p.chunks;
@@ -103,12 +107,12 @@ TE_API te_pipeline_pass te__pipeline_pass_of(te_pipeline p, te_pipeline_kind kin
     pass.chunk = kind == TE_PIPELINE_forward ? chunk : p.chunks - 1 - chunk;
     return pass;
 }
-/* The number of a pass among the passes of its kind, the inverse of te__pipeline_pass_of. */
+/* Returns the number k of a pass among the passes of its kind: the inverse of te__pipeline_pass_of. */
 TE_API int te__pipeline_number(te_pipeline p, te_pipeline_pass of) {
     const int chunk = of.kind == TE_PIPELINE_forward ? of.chunk : p.chunks - 1 - of.chunk;
     return (of.micro_batch / p.stages * p.chunks + chunk) * p.stages + of.micro_batch % p.stages;
 }
-/* Pass number i of a stage, from 0 to 2 * te__pipeline_forwards - 1. */
+/* Returns pass number i of a stage. i is 0 to 2 * te__pipeline_forwards - 1. */
 TE_API te_pipeline_pass te__pipeline_pass_at(te_pipeline p, int stage, int i) {
     const int warmup = te__pipeline_warmup(p, stage), all = te__pipeline_forwards(p), k = i - warmup;
     if (i < warmup) return te__pipeline_pass_of(p, TE_PIPELINE_forward, i);
@@ -119,37 +123,40 @@ TE_API te_pipeline_pass te__pipeline_pass_at(te_pipeline p, int stage, int i) {
 
 /* ---- the slots of the schedule ----------------------------------------------------------------------------------- */
 
-/* What a stage does in one slot: it runs a pass, or none (idle), then sends its output (forward: to the next stage;
- * backward: the gradient of its input, to the stage before) and receives inputs of later passes of its own. */
+/* What a stage does in one slot. The stage runs a pass or is idle. Then it sends the output of the pass: the output of
+ * a forward goes to the next stage, the gradient that a backward has computed to the previous stage. It also receives
+ * inputs of its own later passes. */
 typedef struct te_pipeline_slot {
     te_pipeline_pass pass;
-    int to;                      /* the stage to which the output of the pass is sent; -1: to none */
-    te_pipeline_pass receive[2]; /* the passes whose inputs arrive: a forward, a backward; idle: none */
-    int from[2];                 /* the stages that send them; -1: none */
+    int to;                      /* the stage to which the output of the pass is sent; -1 if the output is not sent */
+    te_pipeline_pass receive[2]; /* the passes whose inputs are received: [0] a forward, [1] a backward; idle if none */
+    int from[2];                 /* the stages that send these inputs; -1 if none */
 } te_pipeline_slot;
 
-/* The pass of the same kind and micro-batch on the part that lies `parts` behind the part of `of`, a pass of `stage`.
- * *at: the stage that runs it. Idle: there is no such part. */
+/* Returns the pass of the same kind and micro-batch as `of`, a pass of `stage`, on the part of the model that is
+ * `parts` parts later. If there is no such part, the result is idle; otherwise *at is the stage that runs the pass. */
 TE_API te_pipeline_pass te__pipeline_neighbour(te_pipeline p, int stage, te_pipeline_pass of, int parts, int *at) {
     const int part = of.chunk * p.stages + stage + parts;
     if (part < 0 || part >= p.stages * p.chunks) of.kind = TE_PIPELINE_idle;
     else of.chunk = part / p.stages, *at = part % p.stages;
     return of;
 }
-/* The passes that consume the output of `of` and produce its input. The last part's forward has no consumer, because
- * its backward begins with the loss, and so that backward has no producer. */
+/* Return the pass that consumes the output of `of`, and the pass that produces the input of `of`. The forward of the
+ * model's last part has no consumer, and the backward of this part has no producer, because that backward begins with
+ * the loss. */
 TE_API te_pipeline_pass te__pipeline_consumer(te_pipeline p, int stage, te_pipeline_pass of, int *at) {
     return te__pipeline_neighbour(p, stage, of, of.kind == TE_PIPELINE_forward ? 1 : -1, at);
 }
 TE_API te_pipeline_pass te__pipeline_producer(te_pipeline p, int stage, te_pipeline_pass of, int *at) {
     return te__pipeline_neighbour(p, stage, of, of.kind == TE_PIPELINE_forward ? -1 : 1, at);
 }
-/* How far the stages are: the next pass of each, and how many forwards and backwards are behind it. */
+/* How far the stages have come: next is the number of each stage's next pass, done how many forwards and backwards each
+ * stage has finished. */
 typedef struct te__pipeline_progress {
-    int next[TE_PIPELINE_MAX_STAGES], done[3][TE_PIPELINE_MAX_STAGES]; /* done: by te_pipeline_kind */
+    int next[TE_PIPELINE_MAX_STAGES], done[3][TE_PIPELINE_MAX_STAGES]; /* done: [te_pipeline_kind, stage] */
 } te__pipeline_progress;
 
-/* Go on to the next pass of a stage that exists. */
+/* Advance next[stage] to a pass whose micro-batch exists, and count the skipped passes as done. */
 TE_API void te__pipeline_skip(te__pipeline_progress *at, te_pipeline p, int stage) {
     for (; at->next[stage] < 2 * te__pipeline_forwards(p); at->next[stage]++) {
         const te_pipeline_pass pass = te__pipeline_pass_at(p, stage, at->next[stage]);
@@ -157,7 +164,8 @@ TE_API void te__pipeline_skip(te__pipeline_progress *at, te_pipeline p, int stag
         at->done[pass.kind][stage]++;
     }
 }
-/* The pass that a stage runs now: its next one, or none if the input of that is not there yet. */
+/* Returns the pass that a stage runs in this slot: its next pass, or idle if the input of that pass has not been
+ * computed yet. */
 TE_API te_pipeline_pass te__pipeline_now(const te__pipeline_progress *at, te_pipeline p, int stage) {
     const te_pipeline_pass idle = {TE_PIPELINE_idle, 0, 0};
     if (at->next[stage] == 2 * te__pipeline_forwards(p)) return idle;
@@ -168,7 +176,8 @@ TE_API te_pipeline_pass te__pipeline_now(const te__pipeline_progress *at, te_pip
         input.kind == TE_PIPELINE_idle || at->done[input.kind][producer] > te__pipeline_number(p, input);
     return is_there ? pass : idle;
 }
-/* Note in *slot, a slot of `stage`, the message of the pass that stage `from` runs in the same slot. */
+/* Records in *slot, a slot of `stage`, the message that stage `from` sends after `pass` in the same slot, if `stage`
+ * sends or receives this message. */
 TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int stage, te_pipeline_pass pass,
                                      int from) {
     int to = from;
@@ -181,7 +190,7 @@ TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int 
 }
 /* Write the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the
  * number of slots, which is the same for each stage: 2 * (chunks * micro_batches + stages - 1) if there is one chunk or
- * `stages` divides micro_batches, else more. 0: the sizes or the stage are not possible. */
+ * `stages` divides micro_batches, else more. Returns 0 if the sizes or the stage are not valid. */
 TE_API int te_pipeline_schedule(te_pipeline_slot *slot, int capacity, te_pipeline p, int stage) {
     te__pipeline_progress at;
     te_pipeline_pass now[TE_PIPELINE_MAX_STAGES];
@@ -205,10 +214,10 @@ TE_API int te_pipeline_schedule(te_pipeline_slot *slot, int capacity, te_pipelin
             if (now[i].kind != TE_PIPELINE_idle) at.next[i]++, at.done[now[i].kind][i]++;
     }
 }
-/* How many tensors a stage keeps at the same time for a chunk: inputs, from their arrival (of the first part: from the
- * forward) until the backward; gradients of outputs, from their arrival until the backward. Micro-batch m can use
- * number m % inputs and m % gradients. The activations that forward saves need as many tensors as there are inputs or
- * fewer. */
+/* The number of buffers that a stage needs for a chunk. An input is kept from its arrival (in the model's first part,
+ * from the forward) until the backward of the micro-batch; a gradient of an output is kept from its arrival until that
+ * backward. Micro-batch m can use input buffer m % inputs and gradient buffer m % gradients. The activations that
+ * forward saves need at most `inputs` buffers. */
 typedef struct te_pipeline_buffers { int inputs, gradients; } te_pipeline_buffers;
 
 TE_API te_pipeline_buffers te_pipeline_buffers_of(const te_pipeline_slot *slot, int count, int chunk) {

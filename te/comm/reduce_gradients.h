@@ -7,12 +7,13 @@
  *     TE_TRY(te_reduce_gradients(models, 2, &ctx));        // then clip and update, with the same results on all ranks
  *
  * Over the data group all gradients are summed. Over the tensor group a gradient is summed if its parameter is
- * replicated in the group, but each rank computed the gradient from a part of the data: from its own rows
+ * replicated in the group while each rank computed the gradient from a part of the data: from its own rows
  * (TE_ROWS_shard: norms, biases and embeddings under sequence parallelism) or from its own columns
- * (TE_PARAMS_REPLICATED: norms of heads). If several ranks hold the same heads of k and v (te_param.copies), their
- * gradients are summed over those ranks, last, so that the copies stay bitwise identical. The result is the sum, not
- * the mean: for a loss that is the mean over all tokens, set batch.loss_scale to 1 / (tokens of all replicas). The
- * gradients of frozen parameters (plan/freeze.h) are left out, so the same parameters must be frozen on all ranks.
+ * (TE_PARAMS_REPLICATED: norms of heads). If several ranks hold the same heads of k and v (te_param.copies), the
+ * gradients of these heads are also summed over these ranks, as the last sum, so that the copies stay bitwise
+ * identical. The result is the sum, not the mean: for a loss that is the mean over all tokens, set batch.loss_scale to
+ * 1 / (tokens of all replicas). The gradients of frozen parameters (plan/freeze.h) are left out, so the same parameters
+ * must be frozen on all ranks.
  */
 #ifndef TE_COMM_REDUCE_H
 #define TE_COMM_REDUCE_H
@@ -44,8 +45,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sums the gradients of model m over a group. only_partial: 1: sums only the gradients of parameters with
- * te_param.sums, of which each rank has a partial sum; 0: sums all gradients. */
+/* Sums the gradients of model m over a group. With only_partial 1, sums only the gradients of parameters with
+ * te_param.sums, of which each rank has a partial sum; with 0, sums all gradients. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;
@@ -55,8 +56,8 @@ TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only
     }
     return te__grad_range_reduce(&range, g, ctx);
 }
-/* Sums the gradient of those elements of p of which several ranks hold copies (te_param.copies): each rank has computed
- * it from its own heads of q. */
+/* Sums the gradients of those elements of p of which several ranks hold copies (te_param.copies), because each of these
+ * ranks has computed the gradients only from its own heads of q. */
 TE_API te_status te__reduce_copies(const te_param *p, te_context *ctx) {
     const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
     if (s.copies == 1 || !te__is_reduced(p)) return TE_OK;
@@ -64,9 +65,9 @@ TE_API te_status te__reduce_copies(const te_param *p, te_context *ctx) {
     return te_group_all_reduce(te__copies_group(ctx), from, from, p->rows * p->cols - s.first, TE_f32, ctx);
 }
 /* Reduces a model's gradients over the data group such that this rank gets only the sums of its own shard
- * (te__slice_elements) and of the elements that remain after the last shard because the size of a shard is rounded
- * down. Each rank then sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if
- * the range includes gradients of frozen parameters, these are sent, too. */
+ * (te__slice_elements) and of the remaining elements after the last shard, which exist because the size of a shard is
+ * rounded down. Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so
+ * if the range includes gradients of frozen parameters, these are sent as well. */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
     const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;
@@ -81,7 +82,8 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
                    "te_reduce_gradients: model %d is null, not bound, or bound without gradients", i);
     for (int i = 0; i < count; i++) TE_TRY(te__check_reduced(models[i], "te_reduce_gradients", ctx));
     for (int i = 0; i < count; i++) {
-        if (models[i]->shards) continue; /* reduced while backward ran (te_fsdp_init) */
+        if (models[i]->shards) continue; /* with te_fsdp_init the model's gradients were already reduced during
+                                          * backward */
         TE_TRY(te__reduce_group(te_tensor_group(ctx), models[i], 1, ctx));
         TE_TRY(shards > 1 ? te__reduce_scatter_group(te_data_group(ctx), models[i], shards, ctx)
                           : te__reduce_group(te_data_group(ctx), models[i], 0, ctx));
@@ -90,8 +92,8 @@ TE_API te_status te__reduce_gradients(te_model *const *models, int count, int sh
     return TE_OK;
 }
 /* Enqueues the collectives that sum the gradients of these models over the ranks. All ranks must pass the same models
- * in the same order; of tensor-parallel models, each rank passes its own shards. With ZeRO-1 (sharded optimizer
- * states) call te_adamw_reduce instead, which sends half as many bytes. */
+ * in the same order; a rank passes its own shard of a tensor-parallel model. With ZeRO-1 (sharded optimizer states)
+ * call te_adamw_reduce instead, which sends half as many bytes. */
 TE_API te_status te_reduce_gradients(te_model *const *models, int count, te_context *ctx) {
     return te__reduce_gradients(models, count, 1, ctx);
 }

@@ -27,8 +27,8 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* X(kind) stands for an activation, X(kind, f) for a gated activation, which applies the activation f to a, the first
- * half of a row. The tests and benchmarks expand these two lists, so that each new entry is tested and timed, too. */
+/* The lists of activations, X(kind), and of gated activations, X(kind, f), which apply the activation f to a, the first
+ * half of a row. The tests and benchmarks expand both lists, so a new entry is tested and timed automatically. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu) X(sigmoid) X(tanh)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -80,8 +80,7 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: which activation it is: TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, which activation f
- * is. */
+/* code: the activation, as TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, the activation f. */
 typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
@@ -94,7 +93,8 @@ TE_FN float te_act(float *slope, float x, int code) {
          * unlike 1 + tanh u, has no cancellation if x is negative and large in absolute value. */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        /* x^2, but at most 1e30: with x^2 = infinity the next line would compute 0 times infinity, which is NaN */
+        /* x^2, limited to 1e30, because with x^2 = infinity the next line would compute 0 times infinity, which is
+         * NaN */
         const float finite = square < 1e30f ? square : 1e30f;
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
@@ -180,14 +180,15 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 
 /* ---- (xielu, name) ----------------------------------------------------------------------------------------------- */
 
-/* The activation of the Apertus models, with two learnt numbers, alpha_p and alpha_n. Huang & Schlag 2024 (arXiv
- * 2411.13010).
+/* xIELU, the activation of the Apertus models (Huang & Schlag 2024, arXiv 2411.13010), has two learnt numbers, alpha_p
+ * and alpha_n.
  *     y = A_p x^2 + beta x               if x > 0
  *     y = A_n (e^x - 1 - x) + beta x     otherwise
- * with A_p = softplus(alpha_p) and A_n = beta + softplus(alpha_n), where softplus(a) = log(1 + e^a). Checkpoints store
- * alpha_p and alpha_n as here, in front of the softplus; both are [1]. Option (beta, 0.5f), a constant of at least 0.
+ * with A_p = softplus(alpha_p) and A_n = beta + softplus(alpha_n), where softplus(a) = log(1 + e^a). The parameters and
+ * checkpoints hold alpha_p and alpha_n, each [1], to which the kernels apply softplus. The option (beta, 0.5f) is a
+ * constant of at least 0.
  *
- * Backward reads the saved x and computes, with s the sigmoid, which is the derivative of softplus:
+ * Backward reads the saved x and computes the following, where s is the sigmoid, the derivative of softplus:
  *     dx = dy (2 A_p x + beta) if x > 0, else dy (A_n (e^x - 1) + beta)
  *     dalpha_p = s(alpha_p) times the sum of dy x^2 over all x > 0
  *     dalpha_n = s(alpha_n) times the sum of dy (e^x - 1 - x) over all other x
@@ -208,7 +209,7 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 
 typedef struct te_xielu_options { float beta; } te_xielu_options;
 
-/* softplus of parameter k of the op. As in PyTorch, softplus(a) is a if a > 20. */
+/* Returns softplus(a) of a, the op's parameter k. As in PyTorch, the result is a if a > 20. */
 TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
     const float a = te_load(s->w[k], 0, dtype);
     return a > 20.0f ? a : log1pf(expf(a));
@@ -216,7 +217,8 @@ TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
 TE_CALLBACK void te_xielu_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float beta = ((const te_xielu_options *)options)->beta;
     const float a_p = te__xielu_softplus(s, 0, at.format.weight), n = te__xielu_softplus(s, 1, at.format.weight);
-    /* A_n (e^x - 1 - x) + beta x = A_n (e^x - 1) - n x with n = A_n - beta; this is right for x = -infinity, too */
+    /* A_n (e^x - 1 - x) + beta x is computed as A_n (e^x - 1) - n x with n = A_n - beta. For x = -infinity the first of
+     * these formulas would be infinity - infinity, which is NaN. */
     TE_UNROLL for (int i = 0; i < 8; i++)
         v[i] = v[i] > 0 ? v[i] * (a_p * v[i] + beta) : (beta + n) * expm1f(v[i]) - n * v[i];
 }

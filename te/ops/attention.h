@@ -27,10 +27,10 @@
 #include "score_bias.h"                     /* te_attention_options, te_score_bias_kernels */
 
 /* ---- options -----------------------------------------------------------------------------------------------------
- * window_left, window_right: query i sees the keys from i - window_left to i + window_right; -1: there is no bound on
- * that side. Causal attention has a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020; Jiang et al.
- * 2023, Mistral) is (window_left, W - 1). The kernels compute tiles of queries by tiles of keys. Forward and backward
- * skip a tile if none of its queries sees any of its keys, so a smaller window takes less time.
+ * window_left, window_right: query i sees the keys from i - window_left to i + window_right; -1 means that there is no
+ * bound on that side. Causal attention has a window_right of 0. A sliding window of W tokens (Beltagy et al. 2020;
+ * Jiang et al. 2023, Mistral) is (window_left, W - 1). The kernels compute tiles of queries by tiles of keys. Forward
+ * and backward skip a tile if none of its queries sees any of its keys, so a smaller window takes less time.
  *
  * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0
  * switches this off. The option costs two more instructions per score on the special function unit, which also computes
@@ -43,41 +43,43 @@
  * index among those of all replicas. There is one exception: with sequences of different lengths (te_batch.cu_seqlens)
  * each replica draws its own mask. Inference drops nothing.
  *
- * alibi: 1: slope * |i - j| is subtracted from the score of query i and key j, after softcap; each head has a constant
- * slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). The option costs two instructions per score.
+ * (alibi, 1): slope * |i - j| is subtracted from the score of query i and key j, after softcap; each head has a
+ * constant slope (Press, Smith & Lewis 2022; te/attention/attention_options.h). The option costs two instructions per
+ * score.
  *
- * sinks: 1: the op has a parameter `sinks`, a learnt logit for each head, whose exponential is added to the denominator
- * of the softmax, but which has no value vector (gpt-oss, OpenAI 2025; te/attention/attention_kernels.h).
- * te_model_randomize sets `sinks` to 0.
+ * (sinks, 1): the op has a parameter `sinks`, one learnt logit for each head. The exponential of the logit is added to
+ * the denominator of the softmax; no value vector belongs to it (gpt-oss, OpenAI 2025;
+ * te/attention/attention_kernels.h). te_model_randomize sets `sinks` to 0.
  *
  * value_dim: the head size of v if it differs from the head size of q and k. It may be 1 to 512; on CUDA in bf16 and
  * f16 it must be a multiple of 8. DeepSeek-V2 and V3 (DeepSeek-AI 2024, MLA) have a head_dim of 192 and a value_dim of
  * 128. With value_dim, a packed row has (heads + kv_heads) * head_dim + kv_heads * value_dim columns, and a row of the
- * output heads * value_dim. rope has this option, too; head_norm does not have it and requires heads of one size.
+ * output heads * value_dim. rope also has this option; head_norm does not have it and requires heads of one size.
  * Attention whose heads are split over a tensor group does not accept the option, because the parts q, k and v that the
  * GEMM in front computes would have different sizes.
  *
- * values_in_keys: 1: a packed row has no v: the value of a token is the first value_dim columns of its key, and the
- * cache has keys only. This is multi-head latent attention in its absorbed form (head_linear.h): one kv head, whose key
- * is the latent vector and the rotated part, (head_dim 576, value_dim 512). The head size may be up to 1024. Only
- * inference has the option, and only on the host.
+ * (values_in_keys, 1): a packed row has no v. The value of a token is the first value_dim columns of its key, so the
+ * cache holds only keys. This is multi-head latent attention in its absorbed form (head_linear.h), with one kv head
+ * whose key is the latent vector followed by the part that rope rotates (head_dim 576, value_dim 512). The head size
+ * may be up to 1024. The option exists only for inference on the host.
  *
- * varlen: 1: te_batch.cu_seqlens may be given; each sequence then attends only to itself. The option is fixed at
- * compile time, because the kernels without it, which support only sequences of equal length, are smaller and a little
- * faster.
+ * (varlen, 1): te_batch.cu_seqlens, the boundaries of sequences of different lengths, may be given; each sequence then
+ * attends only to itself. The option is fixed at compile time, because the kernels without it, which support only
+ * sequences of equal length, are smaller and a little faster.
  *
- * cache: 1: in inference, te_batch.cache may be given, which holds the keys and values of earlier tokens (te_cache).
- * int8 or e4m3: the same, with keys and values rounded to 8 bits, and a scale in f32 for each row and head.
+ * (cache, 1): in inference, te_batch.cache may be given, which holds the keys and values of earlier tokens (te_cache).
+ * With (cache, int8) or (cache, e4m3) the cache holds keys and values rounded to 8 bits, with a scale in f32 for each
+ * row and head.
  *
- * fp8: 1: forward and inference round q, k and v to e4m3, with a scale for each head, and also round the attention
+ * (fp8, 1): forward and inference round q, k and v to e4m3, with a scale for each head, and also round the attention
  * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v in the list's own format,
  * bf16 or f16. head_dim must be 64, 128 or 256, a call may have up to 1024 sequences, and the only other options
  * allowed are causal, scale and the window. On CUDA the option needs compute capability 9.0 (sm_90a); on other GPUs a
  * call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v, takes longer
  * than attention in bf16 (attention_sm90_forward_fp8.h). */
 
-/* context: gather, ring or all_to_all: several ranks split each sequence (context parallelism, te/context_parallel.h,
- * which a program with this option includes). */
+/* The options (context, gather), (context, ring) and (context, all_to_all): each sequence is split over several ranks
+ * (context parallelism). A program with one of these options must include te/context_parallel.h. */
 
 #define TE_OP_attention (attention, custom)
 #define TE_SHAPES_attention(op) (3)
@@ -91,9 +93,10 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | ((int)TE__CACHE_FORMAT(op) << TE_CACHE_FORMAT_SHIFT))
-/* Says whether the op accepts an input with the layout `in`. With a score bias or value_dim, the heads cannot be split
- * over a tensor group: each rank would need the part of the bias of its own heads; with value_dim, the parts q, k and v
- * that the GEMM before the attention computes (te/ops/linear.h) would have different sizes. */
+/* 1 if the op accepts an input with the layout `in` (how the tensor group divides a value), else 0. The heads cannot be
+ * split over a tensor group if the op has a score bias, of which each rank would need the part for its own heads. Nor
+ * can they be if the op has value_dim, because then the parts q, k and v that the GEMM before the attention computes
+ * (te/ops/linear.h) have different sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? !TE_HAS_OPTION(op, value_dim) &&                          \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
@@ -150,8 +153,8 @@
 #define TE__IF_CACHE_KNOWN(op, yes, no) \
     TE__IF_CACHED(op, yes, TE_IF_MARKED(TE_JOIN1(TE__DISABLED_, TE_OPTION(op, cache, 0)), yes, no))
 #define TE__DISABLED_0 ,
-/* Expands to `yes` if the op has (context, gather), ring or all_to_all, and te/context_parallel.h is included, else to
- * `no`. */
+/* Expands to `yes` if the op has the option context (gather, ring or all_to_all) and te/context_parallel.h is included,
+ * else to `no`. */
 #define TE__IF_CP(op, yes, no) TE_IF_MARKED(TE__CP_HEADER, TE__IF_CP_OPTION, TE__IF_CP_NEVER)(op, yes, no)
 #define TE__IF_CP_OPTION(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_IN_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__IF_CP_NEVER(op, yes, no) no
@@ -244,7 +247,7 @@
 #define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_FP8_OUTPUT_##direction(model)))
-/* The values of the options with which attention's kernels are instantiated, in the order of
+/* The values of the options for which the attention kernels are compiled, in the order of
  * te/attention/attention_options.h. */
 #define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
@@ -323,18 +326,21 @@
 
 typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
-/* An attention whose sequences several ranks split (te/context_parallel.h). run: takes workspace and, unless r->dry,
- * computes the attention of this rank's rows; the tensors of *a have the rows of all sequences of the batch
- * (te__cp_stats_layout: of lse and delta). first, rest, edge: launch the kernels of a block of keys: with the options
- * of the op; for keys that all queries of the block see; for as many keys as queries, of which query i sees those from
- * key i on (null: not needed). scratch_bytes: for backward, the scratch memory that each of them needs. */
+/* Functions for an attention with context parallelism, whose sequences are split over several ranks
+ * (te/context_parallel.h). run: reserves workspace and, unless r->dry, computes the attention of this rank's rows of
+ * all sequences of the batch (for the layout of lse and delta see te__cp_stats_layout). first, rest and edge launch
+ * kernels for one block of keys: first masks as the op's options say; rest is for a block whose keys are all seen by
+ * every query; edge is for a block of as many keys as queries, in which query i sees the keys from key i on. rest and
+ * edge are null if the op does not need them. scratch_bytes: the bytes of scratch memory that each of the three
+ * launches needs in backward. */
 typedef struct te_cp_kernels {
     te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
     te_attention_launch_fn first, rest, edge;
     te_attention_scratch_fn scratch_bytes;
 } te_cp_kernels;
-/* Return whether an attention with these kernels computes rows of sequences that several ranks split. While only sizes
- * are measured it is assumed to, because it then needs more workspace. */
+/* Return whether an attention with these kernels computes rows of sequences that are split over several ranks. In the
+ * dry run that only measures memory, which has no batch, the answer is yes if the context group has several ranks,
+ * because split sequences need more workspace. */
 TE_API int te__cp_splits(const te_run *r, const te_cp_kernels *k) {
     return k && te_cp_group(r->ctx)->size > 1 && (!r->batch || r->batch->context);
 }
@@ -353,9 +359,10 @@ TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kern
                op->name, ranks);
     return TE_OK;
 }
-/* Sets a->batch and a->seq to the sizes by which lse and delta are laid out, [batch, heads, seq], after the run of
- * backward (te_cp_kernels), and returns their heads. all_to_all has some heads of whole sequences; gather and ring have
- * all heads of two chunks of each sequence, which follow one another as sequences. */
+/* Sets a->batch and a->seq to the sizes with which te_cp_kernels.run leaves lse and delta after backward, [batch,
+ * heads, seq], and returns the heads that they contain. After all_to_all a rank has some of the heads, for whole
+ * sequences. After gather or ring a rank has all heads, for two chunks of each sequence, and each chunk counts as a
+ * sequence. */
 TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run *r, const te_op *op) {
     const te_group *g = te_cp_group(r->ctx);
     te_attention_heads h = {0, op->stats, 1};
@@ -370,13 +377,13 @@ typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
     te_attention_scratch_fn scratch_bytes; /* returns how many bytes of scratch memory `launch` needs for a call with
                                             * `rows` rows */
-    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null: the op has no
+    te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null if the op has no
                                             * sinks */
     const te_score_bias_kernels *score_bias;
-    /* for cross_attention: launches the kernel that adds up the gradients of the keys and values, if several ops use
-     * them; for attention: null */
+    /* launches the kernel that adds up the gradients of the keys and values of a cross_attention if several ops use
+     * these; null for attention */
     te__load_launch_fn add;
-    int fp8_output;         /* 1: the kernels that `launch` runs were declared with the option fp8_output */
+    int fp8_output;         /* 1 if the kernels that `launch` runs were declared with the option fp8_output */
     const te_cp_kernels *cp; /* null: the op has no option context */
 } te__attention_backward_kernels;
 
@@ -394,15 +401,15 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
     return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);
 }
 
-/* ---- FP8 recipes -------------------------------------------------------------------------------------------------
- * In a list with a recipe the attention kernels do work that would otherwise take one more pass over a tensor. In
- * inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax of
- * the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
+/* ---- FP8 recipes ------------------------------------------------------------------------------------------------- In
+ * a list of ops with an FP8 recipe the attention kernels do work that would otherwise take one more pass over a tensor.
+ * In inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax
+ * of the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
  * amax. */
 
-/* Says whether attention's kernels are declared with the option fp8_output. In backward this option makes the kernels 2
- * to 4% slower at some head sizes. Therefore the kernels of backward have it only under fp8_current, the recipe that
- * needs the amax of every tensor. */
+/* 1 if attention's kernels are declared with the option fp8_output, with which they can store their output in FP8 or
+ * compute its amax. In backward this option makes the kernels 2 to 4% slower at some head sizes. Therefore the backward
+ * kernels have the option only under fp8_current, the recipe that needs the amax of every tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
@@ -499,8 +506,8 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Set a->cache to the layer of the batch's key-value cache that belongs to op i. cached: launches the kernels for a
- * cache; null if the op was declared without (cache, 1). */
+/* Set a->cache to the layer of the batch's key-value cache that belongs to op i. cached: the function that launches the
+ * kernels for a cache; null if the op was declared without (cache, 1). */
 TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
                                          te_attention_launch_fn cached) {
     const te_cache *c = r->batch->cache;
@@ -523,8 +530,8 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
 }
 /* Run the forward of an attention. The kernels read and write tensors in the list's own format, except that their
  * output may be in FP8. fp8_output: the value of the option fp8_output with which the kernels were declared. cached:
- * launches the kernels that store keys and values in a cache and read them from there; null if the op has no such
- * kernels. cp: the kernels for sequences that several ranks split; null if the op has none. */
+ * the function that launches the kernels which store keys and values in a cache and read them from it; null if the op
+ * has no such kernels. cp: the kernels for sequences that are split over several ranks; null if the op has none. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
                                        int fp8_output, te_attention_launch_fn cached, const te_cp_kernels *cp) {
@@ -568,8 +575,8 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Run the backward of an attention. sum: memory for the partial sums of dqkv's columns, from which the gradient of a
- * bias in front of the attention is computed; null: there is no such bias. */
+/* Run the backward of an attention. sum: memory for partial sums of the columns of dqkv, from which the gradient of a
+ * bias op in front of the attention is computed; null if no bias is in front. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
     const int i = s->op[0];
@@ -581,10 +588,10 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     const int splits = te__cp_splits(r, kernels->cp);
     te__attention_dkv dkv;
     TE_TRY(te__gradient(&y, r, s, i));
-    const int learns = op->params > 0; /* 1: the op has parameters (sinks, bias), whose gradients are computed from
-                                        * delta (for each row and head the sum of dy * y) and lse */
-    /* the kernels must run even if no dx is wanted, because they also compute the gradients of the op's parameters and
-     * of a bias in front of the attention */
+    const int learns = op->params > 0; /* 1 if the op has parameters (sinks, bias). Their gradients are computed from
+                                        * lse and from delta, the sum of dy * y for each row and head */
+    /* the kernels must run even if the caller wants no dx, because they also compute the gradients of the op's
+     * parameters and of a bias op in front of the attention */
     if ((s->count > 1 || learns) && te__last_step(r, s)) {
         te_value own;
         TE_TRY(te__acquire(r, &own, op->in_rows, op->in, op->in_dtype));
@@ -606,7 +613,8 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
         TE_TRY(te__score_bias_prepare(&a, r, op, kernels->score_bias, s->kernels));
         if (splits) TE_TRY(kernels->cp->run(r, op, &a, kernels->cp));
         else if (!r->dry) TE_TRY(kernels->launch(r->ctx, &a));
-        te_attention_heads heads = {0, op->stats, 1}; /* in lse and delta, which the gradient of sinks reads */
+        te_attention_heads heads = {0, op->stats, 1}; /* the heads in lse and delta, from which the gradient of sinks is
+                                                       * computed */
         if (splits) heads = te__cp_stats_layout(&a, r, op);
         TE_TRY(te__score_bias_backward(&a, r, op, kernels->score_bias));
         if (kernels->sinks) {

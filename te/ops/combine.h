@@ -1,5 +1,6 @@
-/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each times its weight, in the order in
- * which router r has chosen the experts. It ends the routed rows, which router.h describes.
+/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each times its weight, added in the order
+ * in which router r has chosen the experts. After this op there is again one row for each token (router.h describes
+ * routed rows).
  *
  * Do this:
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, F, E), (gelu, act), (expert_linear, down, F, H, E),
@@ -28,20 +29,21 @@
 /* The arguments of the kernels that read or write routed rows; each kernel uses some of them. */
 typedef struct te_routed_args {
     te_routing at;
-    const void *x;     /* the input, in backward as forward saved it */
+    const void *x;     /* the op's input; in backward the copy that forward has saved */
     const void *dy;
     const void *bias;  /* [experts, width] */
-    void *y;           /* forward: y; backward: dx, or null */
-    void *dx;          /* te_routed_weigh: the gradient of the rows */
+    void *y;           /* forward: y; backward: dx, or null if dx is not wanted */
+    void *dx;          /* for te_routed_weigh: the gradient of the routed rows */
     float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;
-    int weighs;        /* te_routed_gather: 1: the rows are multiplied by their input weights (weigh, input) */
-    int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
+    int weighs;        /* te_routed_gather: 1 if the rows are multiplied by their router weights, option (weigh,
+                        * input) */
+    int accumulate;    /* 1 if the kernel adds to dweight, 0 if it overwrites dweight */
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
 
-/* Memory traffic: reads the routed rows, writes y. A warp has a token. */
+/* Computes the forward; a warp computes one token. Memory traffic: reads the routed rows, writes y. */
 TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -59,8 +61,8 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k,
         te_store8(a->y, token * width + c, sum, n, aligned, f.out);
     }
 }
-/* y = the sum over the experts of w x, so dx = w dy, and dw = the sum over the columns of dy x. Memory traffic: reads
- * dy and the saved routed rows, writes dx. */
+/* Forward is y = the sum over the token's experts of w x, so backward computes dx = w dy, and dw = the sum over the
+ * columns of dy x. Memory traffic: reads dy and the saved routed rows, writes dx. */
 TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
                                const te_formats f) {
     int group;

@@ -1,6 +1,6 @@
-/* context_attention.h -- the option (context, gather), ring or all_to_all of attention, whose sequences the ranks of a
- * context group split, and te_cp_take. te/context_parallel.h explains context parallelism, and is what a program
- * includes.
+/* context_attention.h -- attention with the option (context, gather), (context, ring) or (context, all_to_all), which
+ * splits each sequence over the ranks of a context group; and te_cp_take, which selects a rank's tokens. A program
+ * includes te/context_parallel.h, which explains context parallelism.
  *
  * Do this:
  *     (attention, at, 32, 8, 128, (context, ring))
@@ -10,9 +10,9 @@
 
 #include "impl/attention_cp_heads.h" /* te__cp_gather_run, te__cp_ring_run, te__cp_all_to_all_run */
 
-/* Copies this rank's rows of whole sequences (their tokens or labels), on the host. to: [batch, seq / ranks]; from:
- * [batch, seq]; seq: the length of a whole sequence; g: te_cp_group(&ctx). Error: TE_ERROR_SHAPE if seq is no multiple
- * of 2 * ranks; nothing is written then. */
+/* Copies this rank's part of each sequence of tokens or labels, on the host. to: [batch, seq / ranks]; from: [batch,
+ * seq]; seq: the length of a whole sequence; g: te_cp_group(&ctx). If seq is no multiple of 2 * ranks, writes nothing
+ * and returns TE_ERROR_SHAPE. */
 TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq, const te_group *g, te_context *ctx) {
     TE_REQUIRE(to && from && g, ctx, TE_ERROR_NULL, "te_cp_take: a pointer is null");
     TE_REQUIRE(batch > 0 && seq > 0 && (g->size == 1 || seq % (2 * g->size) == 0), ctx, TE_ERROR_SHAPE,
@@ -28,7 +28,7 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
 
 /* ---- the option of attention ------------------------------------------------------------------------------------- */
 
-#define TE__CP_HEADER , /* marks that this header is included */
+#define TE__CP_HEADER , /* a marker by which other headers see that this header is included */
 
 #define TE__CP_WITHOUT(model, op, option)                                                                             \
     static_assert(!TE_HAS_OPTION(op, option),                                                                        \
@@ -45,9 +45,10 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                         \
                       ": with (context, gather) or ring a window or alibi needs (causal, 1)");
 
-/* The kernels of each form, whose launches te_cp_kernels names: TE__CP_KERNELS_<form>(direction, name, dtype, op).
- * all_to_all has one kv head (te/ops/impl/attention_cp_heads.h). The options of first are those of the op; rest and
- * edge have neither sinks, which each query counts once, nor the mask of the op. */
+/* TE__CP_KERNELS_<form>(direction, name, dtype, op) declares the kernels of a form (gather, ring, all_to_all);
+ * te_cp_kernels says what the kernels first, rest and edge are for. The kernel first has the options of the op. rest
+ * and edge lack the op's mask and its sinks, which must be counted only once for each query. The kernel of all_to_all
+ * has a single kv head (te/ops/impl/attention_cp_heads.h). */
 #define TE__CP_VARIANT_OF(op, left)                                                                                  \
     (left, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), 0)
 #define TE__CP_DEFINE(direction, name, dtype, op, variant)                                                           \
@@ -67,7 +68,8 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
 #define TE__CP_KERNELS(direction, name, dtype, op) \
     TE_JOIN1(TE__CP_KERNELS_, TE_OPTION(op, context, 0))(direction, name, dtype, op)
 
-/* `yes` for (context, ring), and for (context, ring) with a window, else `no`. */
+/* TE__CP_IF_RING expands to `yes` if the op has (context, ring), and TE__CP_IF_EDGE to `yes` if it also has a window;
+ * otherwise both expand to `no`. */
 #define TE__CP_IF_RING(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__CP_RING_ring ,
 #define TE__CP_IF_EDGE(op, yes, no) TE__CP_IF_RING(op, TE_IF_HAS(op, window_left, yes, no), no)

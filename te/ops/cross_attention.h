@@ -9,7 +9,7 @@
  * et al. 2020, T5). A row of the output has heads * head_dim columns. With the option value_dim, the head size of v, a
  * row of `kv` has kv_heads * (head_dim + value_dim) columns and a row of the output heads * value_dim.
  *
- * Do this: declare the encoder's output, compute keys and values from it, and return to the queries:
+ * Do this: compute the queries, then keys and values from the encoder's output, and continue with the queries:
  *     (input, enc, 512, (rows, memory)), ...
  *     (linear, q, 512, 512), (fork, queries),
  *     (load, enc), (linear, kv, 512, 2 * 512), (fork, keys), (load, queries),

@@ -46,26 +46,27 @@
  *
  * Gradient accumulation: the mean over all rows of several micro-batches needs one count of all their labels before the
  * first backward. Count the labels of the first micro-batch with accumulate 0 and those of the others with accumulate
- * 1; then run the micro-batches as usual. te_mean_loss with accumulate 1 adds a micro-batch's part of the mean. If each
- * micro-batch has its own count, with a loss_scale of 1 / (number of micro-batches), the result is the mean of the
- * micro-batches' means instead, which differs if the counts differ. Data-parallel ranks, whose gradients are summed,
- * need one count, too: te_group_all_reduce(te_data_group(ctx), count, count, 1, TE_f32, ctx).
+ * 1; then run the micro-batches as usual. te_mean_loss with accumulate 1 adds a micro-batch's part of the mean.
+ * Alternatively, give each micro-batch its own count and a loss_scale of 1 / (number of micro-batches): this computes
+ * the mean of the micro-batches' means, which is another number if the counts differ. Data-parallel ranks, whose
+ * gradients are summed, also need one count over all ranks: te_group_all_reduce(te_data_group(ctx), count, count, 1,
+ * TE_f32, ctx).
  *
  * A count is exact up to 2^24. If all labels are ignored, the loss and all gradients are 0.
  */
 
-/* The number of threads of a block: in te_loss_sum (_MEAN_) and in te_fill_loss_grad (_FILL_). te_loss_sum runs as one
- * block; with 65536 labels, each thread of that block loads 64. */
+/* Threads per block of the kernels te_loss_sum (TE_LOSS_MEAN_THREADS) and te_fill_loss_grad. te_loss_sum runs as a
+ * single block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
 /* Return the label that marks rows without a loss: te_batch.ignore_index or, if that is 0, -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
-    float *out;            /* memory for the result: one number; for te_fill_loss_grad [rows] */
-    const int32_t *labels; /* [rows]: the labels to be counted; null: the kernel sums `loss` instead */
+    float *out;            /* memory for the result: one number, or [rows] for te_fill_loss_grad */
+    const int32_t *labels; /* [rows]: the labels to be counted; if null, the kernel sums `loss` instead */
     const float *loss;     /* [rows] */
-    const float *count;    /* [1]: the number by which the sum is divided; null: the sum is not divided */
+    const float *count;    /* [1]: the number by which the sum is divided; if null, the sum is not divided */
     float scale;
     int64_t rows;
     int ignored, accumulate;
@@ -92,7 +93,7 @@ TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
 }
 TE_KERNEL_IF_USED(te_loss_sum, TE_LOSS_MEAN_THREADS, 1, te_loss_mean_args, te_loss_sum_body(te_args))
 
-/* Store out[row] = scale / count for every row: the gradient of the row's loss. */
+/* Store scale / count, the gradient of each row's loss, in out[row] for every row. */
 TE_FN void te_fill_loss_grad_body(const te_loss_mean_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_FILL_LOSS_GRAD_THREADS, &group);
@@ -161,8 +162,8 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
         TE_CALLED(op) ": label_smoothing must be between 0 and 1");                                                   \
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
-/* The options of the op, as a te_loss_options, or te_no_options if the op names none of them. A checkpoint stores the
- * options of each op (te/io/weights.h); an op that names none is stored there without options. */
+/* The options of the op as a te_loss_options, or as te_no_options if the op was declared without label_smoothing and
+ * z_loss. A checkpoint stores the options of each op (te/io/weights.h); for te_no_options it stores none. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -181,8 +182,8 @@ typedef struct te_cross_entropy_args {
                        * inference */
     void *dx;         /* backward: the gradient of the logits, [rows, width]; dx and x may be the same memory */
     const void *x;    /* [rows, width] */
-    const float *dy;  /* backward: the gradient of each row's loss, [rows]; null: the number `dloss` is the gradient for
-                       * every row */
+    const float *dy;  /* backward: the gradient of each row's loss, [rows]; if null, the number `dloss` is the gradient
+                       * for every row */
     const int32_t *labels; /* [rows] */
     int ignore_index;
     float dloss;
@@ -194,8 +195,8 @@ typedef struct te_cross_entropy_args {
 
 /* ---- the kernels of a list --------------------------------------------------------------------------------------- */
 
-/* The number of threads of a block; a block computes one row. For wide rows a block has 256 threads, and each thread
- * has the loads of several vectors of eight logits in flight. */
+/* The number of threads of a block, which computes one row. For wide rows a block has 256 threads, and each thread has
+ * the loads of several vectors of eight logits in flight. */
 #define TE_CROSS_ENTROPY_THREADS(width) (!TE_CUDA ? 1 : (width) > 2048 || (width) < 0 ? 256 : 64)
 #define TE__CROSS_ENTROPY_KERNEL(name, body, in, dtype, op)                                              \
     TE_KERNEL(name, TE_CROSS_ENTROPY_THREADS(in), te_cross_entropy_args,                                 \
@@ -218,8 +219,8 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* The elements of a vector of eight that lie in the row: the n columns from column `from` on. whole: 1 if the vector
- * may be loaded and stored as one aligned access of eight elements. */
+/* The columns of a row that a vector of eight elements covers: n columns from column `from` on. whole is 1 if the
+ * vector may be loaded and stored as one aligned access of eight elements. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 /* Return which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
  * a row may begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before
@@ -249,7 +250,7 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         if (at.n < 8)
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
-        /* 0 if all logits so far are -infinity, because -infinity minus -infinity is NaN */
+        /* base is 0 if all logits so far are -infinity, because -infinity minus -infinity is NaN */
         const float base = new_max > -INFINITY ? new_max : 0.0f;
         TE_UNROLL for (int i = 0; i < 8; i++) s += te_exp(v[i] - base);
         sum = sum * te_exp(max - base) + s, max = new_max;
@@ -267,9 +268,10 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 
 /* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
  * logit is subtracted first, so a number that is added to all logits cancels without loss of precision. The label's
- * logit is loaded at the end, because waiting for it at the beginning would take a tenth of the kernel's time.
- * In two cases the label's logit is loaded at the beginning nevertheless: with label smoothing, which sums x -
- * x[label], and if the gradient is to overwrite the logits as soon as this function returns (in_place). */
+ * logit is loaded at the end, because waiting for this load at the beginning would take a tenth of the kernel's time.
+ * Label smoothing, which sums x - x[label], needs the load at the beginning. In-place computation (in_place 1) also
+ * needs the load at the beginning, because the caller then overwrites the logits with their gradient right after this
+ * function. */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
@@ -408,9 +410,10 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* Set *dy to the gradient of the losses, [rows, 1] in f32. That is the caller's dy or, if batch.loss_count is given,
- * loss_scale / loss_count. With neither, *dy has no data, and the gradient of every row is batch.loss_scale. May take
- * scratch memory, so call it after the step has acquired its other memory. */
+/* Set *dy to the gradient of the losses, [rows, 1] in f32: the caller's dy or, if batch.loss_count is given, loss_scale
+ * / loss_count for every row. If the caller gives neither a dy nor a loss_count, *dy has no data, and the gradient of
+ * every row is batch.loss_scale. Call this function after all other memory of the step has been acquired, because it
+ * may take scratch memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -435,25 +438,25 @@ TE_IF_USED TE_API te_status te__cross_entropy_backward(te_run *r, const te_step 
 
 /* ---- (ranks, N): the vocabulary is split over the ranks of a tensor group ---------------------------------------- */
 
-/* With (ranks, N), a rank reduces its columns of each row of logits to five numbers, te_loss_partial. An all_gather
- * exchanges these numbers, 20 bytes for each row and rank, instead of logits. Then each rank combines the numbers of
- * all ranks in the order of the ranks, so the loss and the statistics are bitwise identical on all ranks. The gradient
- * of a rank's columns needs nothing else from the other ranks. */
+/* With (ranks, N), each rank has some columns of the logits, and reduces these columns of a row to five numbers,
+ * te_loss_partial. An all_gather exchanges these numbers, 20 bytes for each row and rank, instead of logits. Then each
+ * rank combines the numbers of all ranks in the order of the ranks, so the loss and the statistics are bitwise
+ * identical on all ranks. The gradient of a rank's columns needs nothing else from the other ranks. */
 enum { TE_LOSS_COMBINE_LANES = TE_CUDA ? 256 : 1 };
 
 /* The contribution of one rank to the loss of a row, with (ranks, N). */
 typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* the logit of the row's label; 0 if the label's column is on another rank */
-    /* for label smoothing. deviation: the sum of x - origin over this rank's columns; origin: the first logit of these
-     * columns, or 0 if that logit is not finite; it keeps the rounding error of the sum small */
+    /* for label smoothing. deviation: the sum of x - origin over the logits x of this rank's columns; origin: the first
+     * of these logits, or 0 if it is not finite. Subtracting origin keeps the rounding error of the sum small */
     float deviation, origin;
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* the arguments that the unsharded loss has, too. This rank's logits are columns of.first
-                               * to of.first + of.width - 1 of the whole row */
+    te_cross_entropy_args of; /* the arguments of the unsharded loss. This rank's logits are the columns of.first to
+                               * of.first + of.width - 1 of the whole row */
     te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;

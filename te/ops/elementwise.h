@@ -36,10 +36,10 @@ typedef struct te_formats {
     te_dtype in, out; /* the op's input and output in forward */
     te_dtype edge;    /* the value of the op's fork */
     te_dtype weight;  /* the op's parameters */
-    /* 1: the kernel that runs this op has itself stored the fork's value (in backward, the sum of the gradients from
-     * the fork's uses). Therefore the value must not be prefetched, nor loaded through a non-coherent cache */
+    /* 1 if the fork's value (in backward, the sum of the gradients from the fork's uses) is stored by the same kernel
+     * that runs this op. The kernel must then neither prefetch the value nor load it through a non-coherent cache */
     int local_fork;
-    int stores_fork_grad; /* 1: in backward the op's own function stores the gradient of its fork's value, so the
+    int stores_fork_grad; /* 1 if in backward the op's own function stores the gradient of its fork's value, so that the
                            * kernel need not store it */
 } te_formats;
 
@@ -53,14 +53,14 @@ TE_BOTH te_formats te_formats_of(int in, int out, int edge, int weight) {
 /* Where eight neighbouring elements lie: their row, columns and formats. */
 typedef struct te_place {
     int64_t row;
-    int col, n;        /* col: the column of the first of the eight elements; n: how many of them lie in the row: 8 or,
-                        * at a row's end, fewer */
+    int col, n;        /* col: the column of the first of the eight elements; n: the number of elements that lie in the
+                        * row: 8, or fewer at the row's end */
     /* a row has width * halves elements; halves: 2 for the input [a, b] of a gated activation, else 1 */
     int width, halves;
-    int aligned;       /* 1: the width is a multiple of eight, so that vector loads are allowed */
+    int aligned;       /* 1 if the width is a multiple of eight, so that vector loads are allowed */
     te_formats format;
-    /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null: no operand has
-     * been prefetched */
+    /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null if none has been
+     * prefetched */
     const struct te_stage *ahead_of;
     /* ahead: the eight prefetched 16-bit elements of the operand of ahead_of; ahead_second: if halves is 2, the
      * prefetched elements in the second half of the row */
@@ -69,25 +69,24 @@ typedef struct te_place {
 /* Return the index, within a tensor with rows of width * halves elements, of the first of the eight elements. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
-/* The operands of one op of a kernel. */
+/* The operands of one of the ops that a kernel computes. */
 typedef struct te_stage {
-    /* the op's parameters; null: the epilogue of the GEMM in front has already applied the parameter (a bias). In
-     * backward of `mul`, w[0] is the value of its fork */
+    /* the op's parameters; null for a bias that the epilogue of the preceding GEMM has already added. In backward of
+     * the op `mul`, w[0] is the value of its fork */
     const void *w[TE_MAX_PARAMS];
     /* for add and mul in forward: the fork's value. For add, mul and fork in backward: the sum of the gradients from
-     * the uses of the fork that backward has already processed; null: there are none */
+     * those uses of the fork that backward has already processed; null if it has processed none */
     const void *edge;
     const void *saved;            /* for backward: the op's input, which forward has saved, [rows, width of the
                                    * input] */
-    /* where the op stores a tensor in addition to the kernel's result: in forward its output; in backward, if it uses a
-     * fork, the gradient of the fork's value. null: it stores none */
+    /* where the op stores a tensor in addition to the kernel's result, or null: in forward the op's output; in
+     * backward, if the op uses a fork, the gradient of the fork's value */
     void *out;
     float *stats;                 /* for norms: the statistics of each row, such as rstd, [rows, statistics] */
-    /* for backward: for each parameter of the op, the partial sums of the gradient, one row for each block of the
-     * kernel: [blocks, width] */
+    /* for backward: partial sums of the gradient of each parameter of the op; each is [blocks, width], one row for each
+     * block of the kernel */
     float *sum[TE_MAX_PARAMS];
-    const te_rng *rng;            /* the random state (seed and offset) with which this forward draws its dropout
-                                   * masks */
+    const te_rng *rng;            /* the random state (seed and offset) from which dropout draws its masks */
     int64_t first;                /* for dropout: the index of this rank's first element in the whole tensor, over all
                                    * ranks */
     uint32_t id;                  /* the op's index in the list; it selects the Philox stream from which the op draws
@@ -152,7 +151,7 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
 /* ---- (mul_param, name, width), (mul_param, name, 1) -------------------------------------------------------------- */
 
 /* Backward of y = x * weight: dx = dy * weight; dweight is the sum of dy * x over all rows, for each column. If the op
- * has only one learnt factor, dweight is the total of the sums of all columns, added in the order of the columns. */
+ * has only one learnt factor, dweight is the total of these sums, added in the order of the columns. */
 #define TE_OP_mul_param (mul_param, map)
 #define TE_SHAPES_mul_param(op) (1)
 #define TE__MUL_PARAM_IS_ONE(op) ((TE_ARG1(op, 0)) == 1)
@@ -166,7 +165,8 @@ TE_CALLBACK void te_scale_backward(float v[8], float sum[8], const te_stage *s, 
     (static_assert((TE_ARG1(op, 0)) != 0, "te: " TE_STRING(model) ": " TE_CALLED(op) \
         " says how many numbers it learns: the width, or 1");)
 
-typedef struct te_mul_param_options { int is_one; } te_mul_param_options; /* is_one 1: one factor for all columns */
+typedef struct te_mul_param_options { int is_one; } te_mul_param_options; /* is_one is 1 if all columns have the same
+                                                                           * learnt factor */
 
 TE_FN void te__mul_param8(float w[8], const te_stage *s, te_place at, const void *options) {
     const int is_one = ((const te_mul_param_options *)options)->is_one;
@@ -245,7 +245,7 @@ TE_CALLBACK void te_dyt_backward(float v[8], float sum[24], const te_stage *s, t
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(alpha * x[i]), d = v[i] * w[i] * (1.0f - t * t);
-        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* for dalpha, dweight and dbias */
+        sum[i] += d * x[i], sum[8 + i] += v[i] * t, sum[16 + i] += v[i]; /* terms of dalpha, dweight and dbias */
         v[i] = d * alpha;
     }
 }

@@ -45,7 +45,7 @@
 #define TE_TAKES_embedding_ranks TE_INTEGER
 #define TE_TAKES_embedding_padding_idx TE_INTEGER
 #define TE_SAME_padding_idx_padding_idx ,
-#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* -1: every row gets a gradient */
+#define TE__EMBEDDING_PADDING(op) (TE_OPTION(op, padding_idx, -1)) /* with -1 every row gets a gradient */
 #define TE_RANKS_embedding(op) TE_RANKS_OPTION(op)
 #define TE_FLAGS_embedding(op) (TE_FROM_TOKENS)
 #define TE_PARAMS_embedding(op, in, out) ((weight, TE_OF_RANKS(op, TE_ARG1(op, 0)), out, normal))
@@ -70,31 +70,32 @@ typedef struct te_embedding_args {
     const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: te_embedding_gradient stores here the partial sums of the gradients of
-                      * those tokens whose sorted rows lie in several segments */
+    float *partials; /* [segments, 2, width]: partial sums that te_embedding_gradient stores for tokens whose sorted
+                      * rows lie in several segments */
     int64_t rows;
     te_sequences of;
-    int size;        /* number of rows of this rank's table: its part of the vocabulary or, for positions, the length */
+    int size;        /* number of rows of this rank's table: its part of the vocabulary, or the length of a positions
+                      * table */
     int position;    /* the position of the first row of each sequence, te_batch.position */
     te_cp_shard context; /* the chunks of each sequence that this rank has */
-    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
+    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null if there is no
      * cache */
     const int32_t *past;
-    int accumulate;  /* 1: backward adds the sums to dweight; 0: the sums overwrite dweight */
+    int accumulate;  /* 1 if backward adds the sums to dweight, 0 if the sums overwrite dweight */
     int width;       /* number of columns of the table; used only if the width is not a constant of the list */
-    /* the index of this rank's first row within the whole batch: 0 unless the rows are split over the ranks (rows,
-     * shard) */
+    /* the index of this rank's first row within the whole batch. It is 0 unless the rows are split over the ranks,
+     * option (rows, shard) */
     int64_t first;
     /* used with (ranks, N): this rank's table begins at row vocab_start of the whole table, which has `vocabulary`
      * rows */
     int vocab_start, vocabulary;
-    int padding;     /* backward: the row of this rank's table that gets no gradient; -1: there is none */
+    int padding;     /* backward: the row of this rank's table that gets no gradient; -1 if every row gets one */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
     TE_EMBEDDING_GROUPS = TE_CUDA ? 8 : 1,
     TE_EMBEDDING_SEGMENT = 32, /* number of sorted rows in a segment, which one group of lanes sums in backward */
-    TE_EMBEDDING_UNROLL = 8    /* number of rows whose loads a group of lanes has in flight at once in backward */
+    TE_EMBEDDING_UNROLL = 8    /* number of rows that a group of lanes loads at once in backward */
 };
 
 #define TE__EMBEDDING_KERNEL(name, body, ...) \
@@ -151,9 +152,9 @@ TE_FN void te_embedding_rows(const te_embedding_args *a, te_block b, int width, 
     }
 }
 
-/* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that precede the row in the
- * sorted order. Each group of lanes counts the preceding rows of one row. All groups together make rows^2 comparisons:
- * 67 million for 8192 rows. */
+/* Sorts the rows by (token, row): order[place] = row, where `place` is the number of rows that come before this row in
+ * the sorted order. Each group of lanes finds the place of one row by comparing the row with all others. All groups
+ * together make rows^2 comparisons, which is 67 million for 8192 rows. */
 TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_EMBEDDING_LANES, &group);
@@ -172,14 +173,14 @@ TE_FN void te_sort_body(const te_embedding_args *a, te_block b) {
 TE_KERNEL_IF_USED(te_sort_by_token, TE_EMBEDDING_LANES * TE_EMBEDDING_GROUPS, 1, te_embedding_args,
                   te_sort_body(te_args, te_at))
 
-/* Returns, for the row at place p of the sorted order, the index of the row's token in this rank's table, or -1 if
- * there is no place p. */
+/* Returns the token of the row at place p of the sorted order, as a row index of this rank's table; -1 if p is out of
+ * range. */
 TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded) {
     return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
 
-/* Compute backward on the host, for the n columns (at most eight) from column c on: dweight[token] += dy[row], row by
- * row. */
+/* Computes backward on the host, for the n columns (at most eight) from column c on: adds dy[row] to dweight[token of
+ * the row], row by row. */
 TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n, int width, te_dtype dtype,
                                        int sharded) {
     float *grad = (float *)a->y, v[8];
@@ -360,11 +361,11 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
-/* Returns the row of sequence s at `position` among the rows of this batch; -1: the sequence is shorter, or another
- * rank of the context group has the row. */
+/* Returns which row of this batch holds `position` of sequence s; -1 if the sequence is shorter or another rank of the
+ * context group has that row. */
 TE_FN int64_t te__row_at(const te_embedding_args *a, int s, int position) {
     const te_sequence sequence = te_sequence_rows(&a->of, s);
-    const int rows = a->of.rows / (int)te_max(1, a->context.ranks); /* with cu_seqlens, of this rank */
+    const int rows = a->of.rows / (int)te_max(1, a->context.ranks); /* rows of this rank, if cu_seqlens is given */
     if (a->of.first && position >= sequence.count) return -1;
     if (a->of.first) return te_cp_row(a->context, sequence.first + position, rows);
     const int row = te_cp_row(a->context, position, a->of.max_seqlen);

@@ -7,14 +7,14 @@
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, 2 * F, E), (expert_bias, up_b, 2 * F, E), (swiglu, act),
  *     (expert_linear, down, F, H, E), (combine, r)
  *
- * With (ranks, N) at the router, `experts` is the number of this rank's experts. All widths are multiples of eight.
- * The weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in].
- * Forward saves x; but if x is the output of the router, backward gathers it again from the router's input. Backward
+ * With (ranks, N) at the router, `experts` is the number of this rank's experts. All widths are multiples of eight. The
+ * weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in]. Forward
+ * saves x, except if x is the output of the router, which backward gathers again from the router's input. Backward
  * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
- * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype, under a recipe, too. In a list
- * for inference on the CPU its weight may be in few bits, as that of a linear: (weights, ..), te_use_quantized. On CUDA
- * it may not, because the products with such weights need their number of rows on the host. The products:
- * te/gemm/impl/gemm_grouped.h.
+ * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype even if the list has an FP8
+ * recipe. In a list for inference on the CPU its weight may be quantized to few bits like the weight of a linear, by
+ * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need their number of
+ * rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H
@@ -59,7 +59,8 @@
                        (TE_ARG2(op, 0)) % 8 == 0,                                                                    \
                    TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
 
-/* Runs a grouped product. kind: forward, dgrad or wgrad. On CUDA each dtype and kind has a kernel of its own. */
+/* The type of a function that runs a grouped GEMM, one GEMM for each expert. On CUDA there is a separate function for
+ * each dtype and kind (forward, dgrad, wgrad). */
 typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
 #if TE_CUDA
 template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
@@ -84,8 +85,9 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
-/* The pattern router expert_linear: the product gathers the rows of x itself. Where it cannot, on the host and with
- * (weigh, input), the router's kernel copies them to scratch memory. */
+/* The fused pattern of a router followed by an expert_linear: the GEMM of the expert_linear gathers the rows of x
+ * itself. On the host and with (weigh, input) this is not possible, and the router's kernel copies the rows to scratch
+ * memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_CHOOSE(name##_choose, a, dtype, TE__EXCHANGES(a))                                                     \
@@ -96,13 +98,13 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
         return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
     }
 
-/* The kernels of the backward of an expert_linear. gather: te_routed_gather. */
+/* The kernels of an expert_linear's backward. gather: the launch of te_routed_gather. */
 typedef struct te_expert_kernels {
     te__grouped_fn dgrad, wgrad;
     te_routed_launch_fn gather;
 } te_expert_kernels;
 
-/* The products of op i, whose rows are those of `router`. */
+/* Describes the GEMMs of op i, one for each expert. router: the index of the router op that has ordered the rows. */
 TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int i, int router) {
     const te_op *op = &r->plan->op[i];
     const te_router_options o = te__router_options_of(r->plan, router);
@@ -112,7 +114,7 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
-/* Runs the products g, with scratch memory from the workspace. launches: 0: only reserves the memory. */
+/* Runs the GEMMs g, with scratch memory from the workspace. With launches 0 the function only reserves that memory. */
 TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, int launches) {
 #if !TE_CUDA
     te_grouped capacity = *g;
@@ -128,7 +130,7 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
 #endif
     return r->dry || !launches ? TE_OK : run(g, r);
 }
-/* Runs the products g, y = x weight^T, of op i. x and y may have other formats than the list's dtype. */
+/* Computes y = x weight^T of op i by the GEMMs g. x and y may have other formats than the list's dtype. */
 TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y, te__grouped_fn run) {
     te_value made;
     TE_TRY(te__convert_value(&x, r, g->dtype));
@@ -160,9 +162,9 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
     return te__expert_forward(r, &g, i, x, y, run);
 }
 
-/* Copies each token's row of x to its routed rows of y, times their weights if a->weighs. Memory traffic: reads x,
- * writes y. A warp has a token: with a routed row instead, a row of x would be read top_k times, each time when the L2
- * no longer has it. */
+/* Copies each token's row of x to the token's routed rows of y, multiplied by their router weights if a->weighs. Memory
+ * traffic: reads x, writes y. A warp copies one token to all its routed rows. If each warp copied one routed row
+ * instead, every row of x would be read top_k times from DRAM, because between these reads the L2 evicts it. */
 TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -181,8 +183,9 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         }
     }
 }
-/* Sets *x to the input of expert_linear i, in the list's dtype. If it is the output of the router, which forward has
- * not saved, it is gathered from the router's input: to `place` or, if that is null, to scratch memory. */
+/* Sets *x to the input of expert_linear i, in the list's dtype. If this input is the output of the router, forward has
+ * not saved it, and the function gathers it from the router's input. The gathered rows are stored at `place` or, if
+ * that is null, in scratch memory. */
 TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {
     const te_op *op = &r->plan->op[i];
     te_routed_args a;
@@ -205,7 +208,7 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     TE_TRY(te__convert_value(&dy, r, w.dtype));
     if (needs_dx) TE_TRY(te__gradient(&dx, r, s, i));
     if (needs_dx) TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
-    /* the memory of dx has place for x until dx is computed */
+    /* until dx is computed, its memory holds the gathered x */
     TE_TRY(te__expert_input(&x, r, i, made.data, kernels->gather));
     w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
     TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
@@ -219,9 +222,10 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
 
 /* ---- combine expert_linear, in backward -------------------------------------------------------------------------- */
 
-/* With a combine directly behind it, forward does not save the output of the expert_linear (Guo et al. 2025, SonicMoE).
- * A row of y = x weight^T enters the token's output as w y, so with g = dy weight, where dy is the gradient of the
- * token's output: dw = dy y = g x, dx = w g, and dweight = dy^T (w x). */
+/* If a combine directly follows the expert_linear, forward does not save the output y of the expert_linear (Guo et al.
+ * 2025, SonicMoE). A row of y = x weight^T is multiplied by its router weight w and added to the token's output. With
+ * dy the gradient of the token's output and g = dy weight, backward computes dw = dy y = g x, dx = w g, and dweight =
+ * dy^T (w x). */
 #define TE_PAIR_combine_expert_linear ,
 #define TE_CUSTOM_PAIR_combine_expert_linear_backward(name, model, dtype, a, b)                                      \
     TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
@@ -232,8 +236,8 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
         return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
     }
 
-/* For each routed row: dw = g x, g becomes w g, and y becomes w x. g is at a->dx; if it is null, only y is computed.
- * Memory traffic: reads and writes two values like x. A warp has a row. */
+/* Computes, for each routed row, dw = g x, and stores w g over g, which is at a->dx, and w x in y. If a->dx is null,
+ * only y is computed. A warp computes one row. Memory traffic: reads and writes two tensors of the size of x. */
 TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -321,7 +325,7 @@ TE_IF_USED TE_API te_status te__combine_expert_linear(te_run *r, const te_step *
               te_expert_bias_sum(te_args, te_at, (int)TE_WIDTH_IN(model, op), (te_dtype)TE_DTYPE_OUT(model, op)))    \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__expert_bias_backward(r, s, name##_launch); }
 
-/* Memory traffic: reads x, writes y. A warp has a row. */
+/* Computes y = x + bias; a warp computes one row. Memory traffic: reads x, writes y. */
 TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int width, const te_formats f) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -336,7 +340,8 @@ TE_FN void te_expert_bias_rows(const te_routed_args *a, te_block b, const int wi
         te_store8(a->y, row * width + c, v, 8, 1, f.out);
     }
 }
-/* dbias of one expert (b.y) and 8 TE_ROUTER_LANES columns: the sum of its rows of dy. Memory traffic: reads dy. */
+/* Computes dbias of expert b.y, in 8 * TE_ROUTER_LANES columns: the sum of dy over the expert's rows. Memory traffic:
+ * reads dy. */
 TE_FN void te_expert_bias_sum(const te_routed_args *a, te_block b, const int width, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);

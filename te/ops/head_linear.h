@@ -1,9 +1,9 @@
-/* head_linear.h -- (head_linear, name, heads, in, out): a linear of its own for each head of a row. x is [rows, heads *
- * (in + keep)], y is [rows, heads * (out + keep)]:
+/* head_linear.h -- (head_linear, name, heads, in, out): a linear with a separate weight for each head of a row. x is
+ * [rows, heads * (in + keep)], y is [rows, heads * (out + keep)]:
  *     y[row, head] = [x[row, head, the first `in` columns] weight[head]^T, the other `keep` columns of x[row, head]]
  *
  *   (keep, 0)         how many columns behind the first `in` ones of each head pass through unchanged
- *   (transposed, 0)   1: the weight of a head is [in, out], and y = x weight[head]; 0: [out, in]
+ *   (transposed, 0)   with 1, the weight of a head is [in, out], and y = x weight[head]; with 0 it is [out, in]
  *
  * The parameter `weight` is [heads * out, in] or, transposed, [heads * in, out]: the rows of head 0, then those of head
  * 1, and so on. All widths are multiples of eight.
@@ -53,14 +53,15 @@ typedef struct te_head_linear_options { int heads, in, out, keep, transposed; } 
 
 /* ---- the order of the rows --------------------------------------------------------------------------------------- */
 
-/* A tensor by rows is [rows, heads * (width + keep)], one by heads [heads, rows, width]. */
+/* Arguments of the kernels that convert between two layouts: `by rows`, [rows, heads * (width + keep)], and `by heads`,
+ * [heads, rows, width]. */
 typedef struct te_head_order_args {
     const void *from;
-    const void *kept; /* te_head_order_by_rows: a tensor by rows of kept_width + keep columns for each head, which has
-                       * the last `keep` columns */
+    const void *kept; /* for te_head_order_by_rows: a tensor by rows with kept_width + keep columns for each head, whose
+                       * last `keep` columns are copied to `to` */
     void *to;
-    int32_t *offset;  /* te_head_order_by_heads: output, [heads + 1]: where the rows of each head begin; null: it is
-                       * not wanted */
+    int32_t *offset;  /* output of te_head_order_by_heads, [heads + 1]: where the rows of each head begin; null if not
+                       * wanted */
     int64_t rows;
     int heads, width, kept_width, keep;
 } te_head_order_args;
@@ -78,8 +79,8 @@ TE_FN void te__head_copy(void *to, int64_t at, const void *from, int64_t first, 
         te_store8(to, at + c, v, 8, 1, dtype);
     }
 }
-/* Copies the first `width` columns of each head of a tensor by rows to a tensor by heads. Memory traffic: reads and
- * writes them. A warp has one head of one row. */
+/* Copies the first `width` columns of each head of a tensor by rows to a tensor by heads. A warp copies one head of one
+ * row. Memory traffic: reads and writes the copied columns once. */
 TE_FN void te_head_order_by_heads(const te_head_order_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_HEAD_ORDER_LANES, &group);
@@ -90,7 +91,8 @@ TE_FN void te_head_order_by_heads(const te_head_order_args *a, te_block b, te_dt
     const int64_t row = at / a->heads, head = at % a->heads;
     te__head_copy(a->to, (head * a->rows + row) * a->width, a->from, at * (a->width + a->keep), a->width, dtype, g);
 }
-/* The inverse, which also copies the last `keep` columns of each head of a->kept. */
+/* Copies a tensor by heads to the first `width` columns of each head of a tensor by rows, and fills the last `keep`
+ * columns of each head from a->kept. */
 TE_FN void te_head_order_by_rows(const te_head_order_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_HEAD_ORDER_LANES, &group);
@@ -103,12 +105,13 @@ TE_FN void te_head_order_by_rows(const te_head_order_args *a, te_block b, te_dty
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* The kernels of a step. product: the grouped product of y or, in backward, dx. */
+/* The kernels of head_linear's forward or backward. product: the grouped GEMM that computes y or, in backward, dx. */
 typedef struct te_head_linear_kernels {
     te_head_order_fn by_heads, by_rows;
     te__grouped_fn product, wgrad;
 } te_head_linear_kernels;
-/* The kind of the product, in backward or in forward: by the weight, or by its transpose. */
+/* The te_grouped_kind of the GEMM that computes y (backward 0) or dx (backward 1). DGRAD multiplies by the weight as it
+ * is stored, FORWARD by the transpose of the weight. */
 #define TE__HEAD_KIND(transposed, backward) \
     ((te_grouped_kind)((transposed) != (backward) ? TE_GROUPED_DGRAD : TE_GROUPED_FORWARD))
 #if TE_CUDA
@@ -137,8 +140,8 @@ typedef struct te_head_linear_kernels {
         return te__head_linear_backward(r, s, &kernels);                                                             \
     }
 
-/* The products of op i. They multiply by the weight or by its transpose, so that `out` and `in` of the te_grouped are
- * the sizes of the weight as it is stored. offset: of the rows of each head. */
+/* Describes a grouped GEMM over all heads. `out` and `in` of the te_grouped are the sizes of the weight as it is
+ * stored; the kind says whether it is transposed. offset: [heads + 1], where the rows of each head begin. */
 TE_API te_grouped te__head_product(const te_run *r, te_grouped_kind kind, te_head_linear_options o, int64_t rows,
                                    const int32_t *offset) {
     te_grouped g = te__grouped_of(kind, o.transposed ? o.in : o.out, o.transposed ? o.out : o.in, o.heads,
@@ -156,7 +159,8 @@ TE_API te_status te__head_order(te_run *r, te_head_order_fn launch, te_head_orde
     a->heads = o.heads, a->keep = o.keep;
     return r->dry ? TE_OK : launch(r->ctx, te__grid_of(te_ceil_div(a->rows * o.heads, TE_HEAD_ORDER_GROUPS), 1), a);
 }
-/* Sets *to to new memory that has, by heads, the first `width` columns of each head of x. */
+/* Takes workspace, stores the first `width` columns of each head of x there in the layout by heads, and sets *to to its
+ * address. */
 TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch, te_value x, int width,
                                    int32_t *offset, te_head_linear_options o) {
     te_head_order_args a;
@@ -165,8 +169,8 @@ TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch
     a.from = x.data, a.to = *to, a.offset = offset, a.rows = x.rows, a.width = width;
     return te__head_order(r, launch, &a, o);
 }
-/* Stores in y the product `from`, a tensor by heads of `width` columns, and the last columns of each head of `kept`,
- * which has kept_width columns before them. */
+/* Stores in each head of y the `width` columns that the GEMM has computed (`from`, a tensor by heads), followed by the
+ * columns of that head of `kept` which come after its first kept_width columns. */
 TE_API te_status te__head_by_rows(te_value y, te_run *r, te_head_order_fn launch, const void *from, int width,
                                   te_value kept, int kept_width, te_head_linear_options o) {
     te_head_order_args a;
@@ -200,7 +204,8 @@ TE_API te_status te__head_linear_forward(te_run *r, const te_step *s, const te_h
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
 }
-/* y = x weight^T: dx = dy weight, dweight = dy^T x. Transposed, y = x weight: dx = dy weight^T, dweight = x^T dy. */
+/* For y = x weight^T, backward is dx = dy weight and dweight = dy^T x. With (transposed, 1), y = x weight, it is dx =
+ * dy weight^T and dweight = x^T dy. */
 TE_API te_status te__head_linear_backward(te_run *r, const te_step *s, const te_head_linear_kernels *kernels) {
     const int i = s->op[0], needs_dx = te__needs_input_grad(r, i);
     const te_head_linear_options o = *(const te_head_linear_options *)r->plan->op[i].options;

@@ -56,8 +56,8 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: a head then has at most 32 chunks, including incomplete ones,
-                                 * so one for each lane of a warp */
+    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim, with which a head has at most 32 chunks, one for each lane of a
+                                 * warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block of backward computes at a
@@ -67,16 +67,16 @@ enum {
     TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks (te_head_chunk) that one lane holds */
 };
 
-/* Constants of a kernel. */
+/* The compile-time constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together. 0:
-     * the rope is interleaved, so the two columns of a pair are adjacent */
+    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together.
+     * pairs is 0 if no rope is applied or if it is interleaved, so that the two columns of a pair are adjacent */
     int pairs;
-    /* options of the rope that the same kernel applies: its rotary_dim, and whether the rope is interleaved and scaled.
-     * rotary 0: the kernel applies no rope */
+    /* options of the rope that the same kernel applies: its rotary_dim, and whether it is interleaved and scaled.
+     * rotary is 0 if the kernel applies no rope */
     int rotary, interleaved, scaled;
-    int zero_centred;                /* 1: the memory holds w - 1 instead of the weight w (head_norm1p) */
+    int zero_centred;                /* 1 if the memory holds w - 1 instead of the weight w (head_norm1p) */
     float eps;
     /* number formats. x: format of this pass's input (in backward dy); y: of the pass's output (in backward dx); w: of
      * the weights; saved: of the x that forward saved */
@@ -88,17 +88,17 @@ typedef struct te_head_args {
                         * [rows, (heads + 2 kv_heads) dim] */
     const void *w[2];  /* q_weight and k_weight: [dim] */
     const void *saved; /* backward: the x that forward saved */
-    /* for backward: the partial sums of the gradients of q_weight (sum[0]) and k_weight (sum[1]), one row for each
-     * block: [blocks, dim] */
+    /* for backward: partial sums of the gradients of q_weight (sum[0]) and k_weight (sum[1]), each [blocks, dim], one
+     * row for each block */
     float *sum[2];
 } te_head_args;
 
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
 
-/* A chunk holds n[0] columns of a head from column a[0] on, and n[1] columns from column a[1] on. n[0] and n[1] are 8,
- * or fewer where no more columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0] + pairs: such
- * a chunk holds eight columns and the eight columns that a rope rotates together with them. Each other chunk holds 16
- * adjacent columns. */
+/* A chunk holds n[0] columns of a head from column a[0] on, and n[1] columns from column a[1] on. n[0] and n[1] are at
+ * most 8; they are smaller where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0]
+ * + pairs: such a chunk holds eight columns and the eight columns that a rope rotates together with them. Each other
+ * chunk holds 16 adjacent columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
@@ -265,8 +265,8 @@ TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head
         d->v[c][e / 8][e % 8] = rstd * (w->v[c][e / 8][e % 8] * dy - v * along);
     }
 }
-/* Add up, in a fixed order, the sums that the groups of lanes of this block have for the gradient of one weight. Store
- * the total as the block's partial sum of that gradient. */
+/* Each group of lanes has its own sum for the gradient of one weight. Add up the sums of all groups of this block in a
+ * fixed order, and store the total as the block's partial sum. */
 TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_head_shape k) {
     int group;
     (void)te_lanes_here(g.count, &group);
@@ -286,7 +286,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
     const te_lanes all = te_lanes_here(TE_HEAD_THREADS, &thread);
     const int groups = TE_HEAD_THREADS / te_head_lanes(k), pairs = te_head_table_pairs(k);
-    /* is_f32: dy or the saved x is in f32, which takes twice the registers of a 16-bit format, so prefetch one head */
+    /* if dy or the saved x is in f32, which takes twice the registers of a 16-bit format, only one head is
+     * prefetched */
     const int is_f32 = k.x == TE_f32 || k.saved == TE_f32;
     const int depth = is_f32 ? 1 : TE_HEAD_PREFETCH_BACKWARD;
     const int64_t rounds = te_ceil_div(a->at.rows, b.nx * TE_HEAD_ROWS_BACKWARD);
@@ -308,7 +309,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
             }
             if (k.rotary && from == 0) {
-                te_block_sync(); /* no thread reads the previous rows' cosines and sines any more: overwrite them */
+                te_block_sync(); /* after this barrier no thread reads the previous rows' table any more, so it may be
+                                  * overwritten */
                 te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
                 te_block_sync();
             }
@@ -356,8 +358,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
     static_assert(TE__ROPE_FIRST(rope) == 0,                                                          \
                   "te: " #name ": " TE_CALLED(rope) ": first must be 0 behind a head_norm");
 
-/* Defines the forward kernel of a step. last: the op of this step that comes last in the list: the rope, or the norm if
- * there is no rope. */
+/* Defines the forward kernel of a norm, or of a norm and the rope after it. last: the rope, or the norm if there is no
+ * rope. */
 #define TE__HEAD_FORWARD(name, model, dtype, op, last, rotary, interleaved, scaled)                                  \
     TE__HEAD_SHAPE(name, model, dtype, op, rotary, interleaved, scaled, TE_DTYPE_IN(model, op),                      \
                    TE_DTYPE_OUT(model, last))                                                                        \
@@ -385,8 +387,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-/* Sets the arguments of a step that consists of a norm, op i, alone or together with a rope. The norm is the step's
- * first op in forward and its last op in backward. */
+/* Sets the arguments of a kernel that computes a norm, op i, alone or together with a rope. Of the ops in s->op, the
+ * norm is the first in forward and the last in backward. */
 TE_API te_status te__head_args(te_head_args *a, te_run *r, const te_step *s, int i, te_value y) {
     memset(a, 0, sizeof *a);
     for (int j = 0; j < 2; j++) a->w[j] = r->param[i][j].data;

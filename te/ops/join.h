@@ -22,7 +22,8 @@
 
 /* slice: y = the columns first to first + count - 1 of the input. concat: y = [the input, the value of x], where x is a
  * fork or an input of `width` columns. With the option (heads, n), the value of x is appended to each of the n heads of
- * the input, as the rotated part of the keys in MLA (docs/models.md); with (front, 1) it stands in front.
+ * the input, like the rotated part of the keys in MLA (docs/models.md). With (front, 1) the value of x comes before the
+ * input's columns.
  *
  * Both only copy. In backward, slice fills the other columns of dx with zeros, and concat sums the gradient of x over
  * the heads. */
@@ -85,8 +86,9 @@ TE_BOTH te_join_columns te_join_columns_of(int first, int count, int step, int h
 TE_FN int te_join_aligned(te_join_columns c) {
     return c.first % 8 == 0 && c.count % 8 == 0 && c.step % 8 == 0 && c.width % 8 == 0;
 }
-/* concat of an input with `in` columns. te_concat_of_x returns the columns of the input, divided into heads;
- * te_concat_part, below, the columns of y that come from the input (of_fork 0) or from the fork's value (of_fork 1). */
+/* For concat of an input with `in` columns. te_concat_of_x returns the columns of the input, divided into heads.
+ * te_concat_part, below, returns the columns of y that come from the input (of_fork 0) or from the fork's value
+ * (of_fork 1). */
 TE_BOTH te_join_columns te_concat_of_x(te_concat_options o, int in) {
     return te_join_columns_of(0, in / o.heads, in / o.heads, o.heads, in);
 }
@@ -99,8 +101,8 @@ typedef struct te_join_args {
     void *y;           /* the result: in forward y; in backward dx */
     const void *x;     /* the input: in forward x; in backward dy */
     const void *edge;  /* concat: in forward the fork's value; in backward the sum of the gradients of this value from
-                        * the uses of the fork that are later in the list; null: there are none */
-    void *dedge;       /* concat, backward: the gradient of the fork's value; null: it is not stored */
+                        * the uses of the fork that are later in the list, or null if there are none */
+    void *dedge;       /* concat, backward: where the gradient of the fork's value is stored, or null */
     int64_t rows;
 } te_join_args;
 enum { TE_JOIN_LANES = TE_CUDA ? 32 : 1, TE_JOIN_GROUPS = TE_CUDA ? 8 : 1 };
@@ -118,8 +120,8 @@ TE_FN void te_join_copy(void *y, te_join_columns to, te_dtype y_dtype, const voi
         te_store8(y, row * to.width + to.first + head * to.step + c, v, n, te_join_aligned(to), y_dtype);
     }
 }
-/* Backward of concat, for one row of the fork's value: the sum of dy's columns `from` over the heads, in their order,
- * plus a->edge, the gradient from later uses of the fork. */
+/* Backward of concat, for one row of the fork's value: stores the sum of dy's columns `from` over the heads, in the
+ * order of the heads, plus a->edge, the gradient from later uses of the fork. */
 TE_FN void te_join_sum(const te_join_args *a, te_join_columns from, te_dtype dtype, te_dtype edge_dtype, int64_t row,
                        te_lanes g) {
     const int aligned = from.count % 8 == 0;
@@ -208,7 +210,7 @@ TE_FN void te_concat_gradient(const te_join_args *a, te_block b, te_concat_optio
 #define TE_CUSTOM_concat_backward(name, model, dtype, op) TE__CONCAT_KERNEL(name, te_concat_gradient, model, dtype, op)
 
 /* Sets a->dedge to the memory for the gradient of the fork's value, and a->edge to the sum of this gradient over those
- * uses of the fork that are later in the list; null: there are none. */
+ * uses of the fork that are later in the list, or to null if there are none. */
 TE_API te_status te__join_fork_grad(te_join_args *a, te_run *r, int i, int width) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const te_value like = te__fork_value_like(r, op, width);
@@ -302,10 +304,10 @@ typedef struct te_modulate_options { int is_gate, first; } te_modulate_options;
 typedef struct te_modulate_args {
     te_join_args at;      /* at.x: in backward dy; at.edge: the fork's value; at.dedge: the gradient of this value */
     const void *saved;    /* backward: the input x of forward */
-    const void *previous; /* backward: the gradient of the fork's value from later uses of the fork; null: none */
+    const void *previous; /* backward: the gradient of the fork's value from later uses of the fork, or null */
     te_sequences of;
 } te_modulate_args;
-/* The constants of a kernel. by_row: the fork's value has one column, a number for each row. */
+/* The constants of a kernel. by_row is 1 if the fork's value has one column, which is one factor for each row. */
 typedef struct te_modulate_shape {
     te_modulate_options options;
     te_formats f;
@@ -380,8 +382,8 @@ TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modula
         const int64_t at = (int64_t)(q.first + i) * k.width + (c >= k.width ? c - k.width : c);
         te_load8(v, a->at.x, at, 8, 1, k.f.out);
         if (with_x) te_load8(x, a->saved, at, 8, 1, k.f.in);
-        /* Since y = x gate or y = x (1 + scale) + shift, sum dy x for a column of gate or scale (with_x), dy for one of
-         * shift. */
+        /* Since y = x gate or y = x (1 + scale) + shift, a column of gate or scale (with_x) sums dy x, and a column of
+         * shift sums dy. */
         TE_UNROLL for (int j = 0; j < 8; j++) total[j] += with_x ? v[j] * x[j] : v[j];
     }
     te_groups_sum(total, 8, g, TE_MODULATE_GROUPS);

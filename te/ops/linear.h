@@ -4,8 +4,8 @@
  *   (tied_linear, name, in, out)     uses the weight of another op (te_tie()), such as the embedding's for an lm_head
  *   (frozen_linear, name, in, out)   the weight is never trained (te/plan/freeze.h), so backward computes only dx, and
  *                                    forward need not save x
- * Options: (recipe, ..) and (weights, ..) with a recipe (docs/fp8.md) or a format of blocks (quantized_weights.h) that
- * differs from the list's, or with `none`; and those below.
+ * Options: (recipe, ..) replaces the list's FP8 recipe (docs/fp8.md), (weights, ..) the list's format of quantized
+ * weights (quantized_weights.h); `none` switches them off for this op. The other options are below.
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)
  *
@@ -17,10 +17,10 @@
  *                      or copy_to_group
  *   (shard, rows)      row-parallel: each rank has its own input columns, which a column-parallel GEMM has computed,
  *                      and y is a partial sum over them. A reduce_scatter or all_reduce must follow
- *   (parts, 3)         the output consists of that many parts side by side (q, k and v, or the two halves of a gated
+ *   (parts, 3)         the output consists of 3 parts side by side (q, k and v; or 2, the halves of a gated
  *                      activation), and each part is split over the ranks separately
- *   (first_part, 4)    the first part is that many times as wide as each other part: q of grouped-query attention
- *   (copies, 2)        that many ranks each hold the same kv heads, if there are fewer than ranks (docs/ranks.md)
+ *   (first_part, 4)    the first part is 4 times as wide as each other part: q of grouped-query attention
+ *   (copies, 2)        with fewer kv heads than ranks, 2 ranks each hold the same kv heads (docs/ranks.md)
  */
 #ifndef TE_OPS_LINEAR_H
 #define TE_OPS_LINEAR_H
@@ -33,8 +33,8 @@
 #define TE_SHAPES_linear(op) (2)
 #define TE_IN_linear(op) (TE_ARG1(op, 0))
 #define TE_OUT_linear(op, in) (TE_ARG2(op, 0))
-#define TE_STATES_OUT_linear , /* if a list has a linear of width 0, the compile-time error says that its output
-                                * width is missing */
+#define TE_STATES_OUT_linear , /* makes the compile-time error for a linear of width 0 say that the output width is
+                                * missing */
 #define TE_FLAGS_linear(op) TE_JOIN1(TE_FLAGS_OF_, TE_KIND(op))
 #define TE_FLAGS_OF_linear (TE_SAVES_INPUT)
 #define TE_FLAGS_OF_tied_linear (TE_SAVES_INPUT)
@@ -65,8 +65,8 @@
     ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad \
                         : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? TE_LAYOUT_columns \
                                                                           : TE_LAYOUT_replicated))
-/* true for a width that is a multiple of 16, under mxfp8 of 32. A negative number stands for a width that is known, and
- * can be checked, only at run time */
+/* true if the width is a multiple of 16, or of 32 with the recipe mxfp8. A negative width stands for one that is known
+ * only at run time and is checked then */
 #define TE__FITS_FP8(width, recipe) ((width) < 0 || (width) % TE_FP8_COLUMNS(recipe) == 0)
 #define TE_CHECK_linear(model, op)                                                                              \
     (TE_CHECK_WEIGHTS(model, op)                                                                                \

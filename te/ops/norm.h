@@ -28,7 +28,8 @@
     X(layernorm_no_bias, 1) X(layernorm_no_affine, 0) X(rmsnorm_no_affine, 0)
 
 /* The code of a norm: code & 3 selects the formula; the bit TE_NORM_zero_centred means that the stored gamma is
- * zero-centred. Of the other two bits one means that there is no beta, one that there is neither gamma nor beta. */
+ * zero-centred. Of the other two bits, one means that the norm has no beta, the other that it has neither gamma nor
+ * beta. */
 enum {
     TE_NORM_layernorm = 0,
     TE_NORM_rmsnorm = 1,
@@ -64,7 +65,7 @@ TE_BOTH int te_norm_has_beta(int code) { return te_norm_has_mean(code) && !(code
                                                                                       * rstd, or only rstd */
 #define TE_TAKES_norm_columns TE_INTEGER
 #define TE_TAKES_norm_first TE_INTEGER
-/* The columns that are normalised: how many (0: all), and the first one. */
+/* The number of columns that are normalised, where 0 stands for all, and the first of these columns. */
 #define TE_NORM_COLUMNS(op) (TE_OPTION(op, columns, 0))
 #define TE_NORM_FIRST(op) (TE_OPTION(op, first, 0))
 #define TE_PARAMS_norm(op, in, out) TE_JOIN1(TE_PARAMS_OF_, TE_KIND(op))(TE_OPTION(op, columns, out))

@@ -5,7 +5,7 @@
  *     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, F), (bias, fc1_b, F),
  *     (recompute, r), (gelu, act), (linear, fc2, F, H), (bias, fc2_b, H), (add, x2), (end_recompute, r)
  *
- * The input of the region is saved. The region's output is saved only where it would be saved without the marks too,
+ * The input of the region is saved. The region's output is saved only where it would also be saved without the marks,
  * because an op's backward reads it. All other values of the region are in the workspace only: in forward while the
  * region runs, in backward from the region's last op to its first. Before backward enters a region, it reruns the
  * forward of the region, with the same dropout masks, up to the last step whose output backward reads. In the example
@@ -15,11 +15,11 @@
  * inputs of te_batch that ops inside the region read.
  *
  * The marks compute nothing. In forward no fusion crosses a mark, so that both runs of a region use the same kernels.
- * Therefore the results are bitwise identical to those of the same plan without recomputation (on the host with
- * -DTE_CBLAS: on as many threads; on CUDA a fused GEMM that saves its activation's input has another order of sums). In
- * backward a fusion may cross a mark, and inference ignores the marks. Regions do not nest. If a fork lies inside a
- * region, its add must lie inside the region, too, unless the fork is the region's first op. (cross_entropy, ..) and
- * (output, ..) must stand outside of regions. Each mark counts as one op towards the maximum length of a list.
+ * Therefore the results are bitwise identical to those without recomputation, with two exceptions: on the host with
+ * -DTE_CBLAS they are if the number of threads is the same; on CUDA a fused GEMM that saves its activation's input adds
+ * in another order. In backward a fusion may cross a mark, and inference ignores the marks. Regions do not nest. If a
+ * fork lies inside a region, its add must also lie inside the region, unless the fork is the region's first op.
+ * (cross_entropy, ..) and (output, ..) must stand outside of regions. Each mark counts as one op of the list's length.
  */
 #ifndef TE_OPS_RECOMPUTE_H
 #define TE_OPS_RECOMPUTE_H

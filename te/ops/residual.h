@@ -228,8 +228,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const int i = s->op[0], first = te__is_last_use(r->plan, i);
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
-    /* The gradient of an extra input goes to the caller's tensor, if the caller has passed one: the last use in the
-     * list stores it, the others add to it. */
+    /* The gradient of an extra input is stored in the caller's tensor, if the caller has passed one. The last use in
+     * the list stores its contribution, and the other uses add theirs. */
     if (fork->flags & TE_IS_INPUT) {
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
@@ -240,8 +240,8 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         TE_TRY(te__load_add(r, v, r->edge[op->edge].data, r->current, launch));
         te__set_edge(r, op->edge, v);
     }
-    /* backward continues with the gradient of the fork in front of the load: all uses of that fork come later in the
-     * list, so they have contributed to it */
+    /* backward continues with the gradient of the fork in front of the load. This gradient is complete, because all
+     * uses of that fork come later in the list */
     te__set_current(r, r->edge[i - 1]);
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;

@@ -21,7 +21,7 @@
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
- * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` no kernel is fused.
+ * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` rope is not fused.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -109,8 +109,8 @@
 #define TE_SAME_sections_sections ,
 #define TE__ROPE_GIVEN_given ,
 #define TE__ROPE_IF_GIVEN(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ROPE_GIVEN_, TE_OPTION(op, scaling, none)), yes, no)
-/* Where the kernels get the frequencies from: plain: the formula without a scaling; scaled: the formula with a scaling;
- * given: the caller's tensor. */
+/* Where the kernels get the frequencies from: the formula without a scaling (plain), the formula with a scaling
+ * (scaled), or the caller's tensor (given). */
 enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
 #define TE__ROPE_FREQUENCIES(op) \
     (TE__ROPE_IS(op, none) ? (int)TE_ROPE_plain : TE__ROPE_IS(op, given) ? (int)TE_ROPE_given : (int)TE_ROPE_scaled)
@@ -119,7 +119,7 @@ enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
  * target memory for te_batch.edges. frequencies: [rotary_dim / 2]; base: rope_theta of config.json.
  *     te_rope_frequencies           base^(-2p / rotary_dim)
  *     te_rope_frequencies_dynamic   dynamic NTK: the same with a larger base, for sequences of `length` tokens in a
- *                                   model of max_length tokens; factor: that of rope_scaling
+ *                                   model of max_length tokens; factor: the one in rope_scaling
  *     te_rope_frequencies_longrope  base^(-2p / rotary_dim) / factors[p]; factors: short_factor or, for sequences of
  *                                   more than original_max_position_embeddings tokens, long_factor (Ding et al. 2024)
  *     te_rope_frequencies_sections  frequencies[s, p] is all[p] if pair p belongs to section s, else 0, for `count`
@@ -308,7 +308,7 @@ typedef struct te_rope_options {
     int original_length, truncate;
     float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
     float attention_factor; /* the factor by which the rotated q and k are multiplied (yarn, given); 0 stands for the
-                             * default, for yarn 0.1 log(factor) + 1, for given 1 */
+                             * default, which is 0.1 log(factor) + 1 for yarn and 1 for given */
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
@@ -343,7 +343,7 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, nearly at once */
+        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, it falls within 0.001 pairs */
         const double width = high == low ? 0.001 : high - low;
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
@@ -362,13 +362,13 @@ typedef struct te_rope_args {
     te_cp_shard context;      /* the chunks of each sequence that this rank has */
     double log2_base;
     te_rope_scale scale;
-    const int32_t *positions; /* [rows]: the position of each row; null: a row's position is its index within its
+    const int32_t *positions; /* [rows]: the position of each row; if null, a row's position is its index within its
                                * sequence plus `position` and, with a cache, past[sequence] */
-    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null: there is no
+    /* [sequences]: the number of tokens of each sequence that were in the cache before this batch; null if there is no
      * cache */
     const int32_t *past;
     const float *frequencies; /* with (scaling, given) the caller's frequencies, [sections, rotary_dim / 2] */
-    int sections;             /* the number of positions of each row; above 1: `positions` is [sections, rows] */
+    int sections;             /* number of positions of each row; if it is above 1, `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -378,12 +378,12 @@ typedef struct te_rope_shape {
                           * begins */
     int head_dim, first, rotary_dim, interleaved;
     int scaled;          /* where the frequencies come from: TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given */
-    int direction;       /* 1: forward; -1: backward, which rotates by the negative angle */
+    int direction;       /* 1 in forward; -1 in backward, which rotates by the negative angle */
     te_dtype x, y;
 } te_rope_shape;
 
-/* Constants of a table of cosines and sines. pairs: the number of cosines, and the number of sines, of the table for
- * each row: rotary_dim / 2 or more, so that a row of the table may have padding. */
+/* Constants of a table of cosines and sines. pairs: the number of cosines (and of sines) that the table has for each
+ * row; it may exceed rotary_dim / 2, because a row of the table may have padding. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
     te_rope_table t;
@@ -407,7 +407,7 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
     }
 }
 
-/* The angle of pair p in a row at `position`, by the caller's frequencies. */
+/* Returns the angle of pair p in a row at `position`, computed from the caller's frequencies. */
 TE_FN double te_rope_given_angle(const te_rope_args *a, int row, int position, int p, int pairs) {
     double angle = 0.0;
     if (p >= pairs) return angle; /* the table has space for more pairs */
@@ -447,8 +447,8 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
     for (int r = 0; r < rows; r++)
         for (int c = g.id; c < k.width; c += g.count) {
             const int64_t at = (first + r) * k.width + c;
-            /* d: the column of the head, counted from the first rotated one; low: 1 if it is the first column of its
-             * pair */
+            /* d: the column's index within the head, counted from the first rotated column; low: 1 if the column is the
+             * first of its pair */
             const int d = c % k.head_dim - k.first, low = k.interleaved ? d % 2 == 0 : d < pairs;
             const int p = k.interleaved ? d / 2 : low ? d : d - pairs;
             float v = te_load(a->x, at, k.x);
@@ -463,7 +463,7 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
 /* Rotates `rows` rows from row `first` on, eight columns at a time. A lane works on units of eight columns. Unless
  * pairs are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs,
  * `distance` columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit are
- * loaded before the first one is rotated, to have their loads in flight together. */
+ * loaded before the first row is rotated, so that the loads are in flight together. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
     /* distance from a column to the other column of its pair; 0 if one vector of eight columns holds both */

@@ -8,10 +8,11 @@
  *     (fork, x), (rmsnorm, n, H), (router, r, H, E, (top_k, 2), (renormalise, 1)), (expert_linear, up, H, 2 * F, E),
  *     (swiglu, act), (expert_linear, down, F, H, E), (combine, r), (add, x)
  *
- * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token; the rows behind the
- * router are "routed": top_k for each token, ordered by expert, and for each expert by token. Maps, gated ops and norms
- * treat them as any other rows; expert_linear.h has the ops with parameters for each expert. No row is dropped unless a
- * capacity is stated. How many rows an expert has is known only on the device, so a captured graph serves any routing.
+ * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token. The output of the
+ * router has routed rows: each token has top_k of them, and they are ordered by expert, then by token. Elementwise ops,
+ * gated activations and norms treat routed rows like any other rows; expert_linear.h has the ops with parameters for
+ * each expert. No row is dropped unless the option capacity is given. The number of rows of an expert is known only on
+ * the device, so a captured graph can be replayed with any routing.
  *
  * If several experts have the same score, the one with the lowest number is chosen first. A NaN among a token's logits
  * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in a fixed
@@ -33,33 +34,35 @@
  *     (top_k, 1)           how many experts each token is sent to, at most 32
  *     (score, softmax)     the score of an expert: softmax over all logits; sigmoid of its logit; or softmax_of_chosen:
  *                          softmax over the logits of the chosen experts (gpt-oss)
- *     (bias, 0)            1: a parameter, bias [1, experts], is added to the logits (gpt-oss)
- *     (renormalise, 0)     1: the scores of the chosen experts are divided by their sum (Mixtral, Qwen3-MoE)
+ *     (bias, 0)            with 1, a parameter, bias [1, experts], is added to the logits (gpt-oss)
+ *     (renormalise, 0)     with 1, the scores of the chosen experts are divided by their sum (Mixtral, Qwen3-MoE)
  *     (factor, 1)          the weights are multiplied by this constant (2.5 in DeepSeek-V3)
- *     (weigh, output)      input: a token's row is multiplied by the expert's weight in front of the expert, and the
- *                          combine only adds up (Llama 4); output: the combine multiplies
- *     (choice_bias, 0)     1: a parameter, choice_bias [1, experts], is added to the scores for the choice only
- *                          (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
- *     (groups, 1), (groups_kept, groups)   the experts form so many groups, of which only the groups_kept with the
- *                          largest sums of their two best scores are chosen from
- *     (aux_loss, 0)        c: the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022), where f_e is
- *                          the part of all rows that expert e has, and P_e its mean score; with (score, softmax)
- *     (z_loss, 0)          c: the loss c times the mean over the tokens of (log sum exp of the logits)^2 (ST-MoE)
- *     (capacity, 0)        F: an expert computes at most ceil(F tokens top_k / experts) rows, those of its first
- *                          tokens. The others are dropped: they add 0 to the output, and the other weights of their
- *                          token stay as they are. tokens: with (ranks, N) those of all ranks. 0: no row is dropped
- *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. The
- *                          rows of the other ranks' experts are not computed: the combine's output is a partial sum
- *     (dispatch, all_gather)   with (ranks, N). all_gather: x has the rows of all ranks, so an all_gather stands in
- *                          front of the router, and a reduce_scatter behind the combine. all_to_all: x and the output
- *                          of the combine have the rows of this rank (TE_ROWS_shard), and the two ops send a token's
- *                          row only to the ranks of its experts, and back (impl/token_exchange.h)
- * Rows are dropped by the order of the tokens (as in GShard, Lepikhin et al. 2020), not by their weights: then whether
- * a token keeps an expert depends only on the tokens in front of it, no expert has to sort its rows, and those that are
- * computed are its first ones. The losses and te_router_counts count all choices, those of dropped rows too.
+ *     (weigh, output)      with `output`, the combine multiplies the output of each expert by the expert's weight. With
+ *                          `input`, the input of the expert is multiplied, and the combine only adds up (Llama 4)
+ *     (choice_bias, 0)     with 1, a parameter, choice_bias [1, experts], is added to the scores when experts are
+ *                          chosen, but not to the weights (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
+ *     (groups, 1), (groups_kept, groups)   the experts form `groups` groups. Experts are chosen only from the
+ *                          groups_kept groups that have the largest sums of their two best scores
+ *     (aux_loss, 0)        a number c adds the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022).
+ *                          f_e is the fraction of all rows that expert e has, P_e its mean score over the tokens. Needs
+ *                          (score, softmax)
+ *     (z_loss, 0)          a number c adds c times the mean, over the tokens, of (log sum exp of the logits)^2 (ST-MoE)
+ *     (capacity, 0)        with a number F above 0, an expert computes at most ceil(F tokens top_k / experts) rows,
+ *                          those of its first tokens. Its other rows are dropped: they add 0 to the output, and the
+ *                          weights of the token's other experts do not change. With (ranks, N), `tokens` is the number
+ *                          of tokens of all ranks. With 0 no row is dropped
+ *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. A
+ *                          rank computes only its own experts' rows, so the combine's output is a partial sum
+ *     (dispatch, all_gather)   an option for (ranks, N). With `all_gather`, x has the rows of all ranks, so the list
+ *                          has an all_gather in front of the router and a reduce_scatter behind the combine. With
+ *                          `all_to_all`, x and the combine's output have only this rank's rows (TE_ROWS_shard); router
+ *                          and combine send a token's row to the ranks of its experts and back (impl/token_exchange.h)
+ * Which rows are dropped depends on the order of the tokens (as in GShard, Lepikhin et al. 2020), not on the weights.
+ * So whether a token keeps an expert depends only on earlier tokens, and an expert need not sort its rows: it computes
+ * the first ones. The losses and te_router_counts count all choices, including those of dropped rows.
  *
- * The two losses only add their gradients in backward: each counts as if it were added to the loss of every row, whose
- * derivative is te_batch.loss_scale. */
+ * The two losses are not part of the loss that forward returns; backward only adds their gradients. Each of them is
+ * treated as if it were added to the loss of every row, and the gradient of a row's loss is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
 #define TE_SHAPES_router(op) (2)
 #define TE_IN_router(op) (TE_ARG1(op, 0))
@@ -68,7 +71,8 @@
 #define TE_ROWS_router(op, in)                                                                      \
     (TE_ROUTED_ROWS(TE_ARG2(op, 0), TE__TOP_K(op)) | TE_ROUTED_ROWS_OF_RANKS(TE_RANKS_OPTION(op)) | \
      (TE__EXCHANGES(op) ? (int)TE_ROWS_exchanged : 0))
-/* With (ranks, N) each rank adds its experts' part to dx and to the gradient of the weight. */
+/* With (ranks, N) each rank computes only its own experts' part of dx and of the weight's gradient, so the layout says
+ * that gradients are partial sums. */
 #define TE_LAYOUT_router(op, in) \
     (TE__EXCHANGES(op)             ? (int)TE_LAYOUT_some_rows    \
      : TE_HAS_OPTION(op, ranks)    ? (int)TE_LAYOUT_partial_grad \
@@ -77,7 +81,8 @@
 #define TE_LAYOUT_FITS_router(op, in)                                                            \
     ((int)(in) == (TE_HAS_OPTION(op, ranks) && !TE__EXCHANGES(op) ? (int)TE_LAYOUT_partial_grad \
                                                                   : (int)TE_LAYOUT_replicated))
-/* A router that exchanges rows saves those that it has received (te__saved_input_bytes), this rank's among them. */
+/* A router that exchanges rows does not save its input. It saves all rows that it has received, which include this
+ * rank's rows (te__saved_input_bytes). */
 #define TE_FLAGS_router(op) (TE__EXCHANGES(op) ? 0 : (int)TE_SAVES_INPUT)
 #define TE_STATS_router(op)                                                                                        \
     TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)(TE_ARG2(op, 0)) / (TE__EXCHANGES(op) ? TE_RANKS_OPTION(op) : 1), \
@@ -119,7 +124,7 @@
 #define TE__TOP_K(op) (TE_OPTION(op, top_k, 1))
 #define TE__ROUTER_GROUPS(op) (TE_OPTION(op, groups, 1))
 #define TE__ROUTER_KEPT(op) (TE_OPTION(op, groups_kept, TE__ROUTER_GROUPS(op)))
-/* Whether the op sends the rows of its tokens to the ranks of their experts. */
+/* 1 if the op has (dispatch, all_to_all), which sends the rows of tokens to the ranks of their experts; else 0. */
 #define TE__EXCHANGES(op) TE_IF_MARKED(TE_JOIN1(TE__EXCHANGES_MARK_, TE_OPTION(op, dispatch, all_gather)), 1, 0)
 #define TE__EXCHANGES_MARK_all_to_all ,
 #define TE__KNOWS_DISPATCH(op) TE_IF_MARKED(TE_JOIN1(TE__DISPATCH_MARK_, TE_OPTION(op, dispatch, all_gather)), 1, 0)
@@ -188,13 +193,14 @@
 /* ---- the steps of a router --------------------------------------------------------------------------------------- */
 
 typedef te_status (*te_router_launch_fn)(te_context *, te_grid, const te_router_args *);
-/* The kernels of a router's step. forward: choose, and gather; backward: gradient, and sum. bias: te_router_bias_sum,
- * or null. weigh: te_router_weigh_gradient, or null. */
+/* The kernels of a router's forward or backward. first and second: te_router_choose and te_router_gather in forward,
+ * te_router_gradient and te_router_sum in backward. bias: te_router_bias_sum, or null. weigh: te_router_weigh_gradient,
+ * or null. */
 typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weigh; } te_router_kernels;
 
 #define TE__ROUTER_KERNEL(name, op, body, ...) \
     TE__ROUTER_KERNEL_OF(name, op, TE_ROUTER_THREADS, body, __VA_ARGS__)
-/* The kernel that chooses the experts. exchanges: 1: they are the tokens of one rank. */
+/* Defines the kernel that chooses the experts. exchanges: 1 if the kernel processes only the tokens of one rank. */
 #define TE__ROUTER_CHOOSE(name, op, dtype, exchanges) \
     TE__ROUTER_KERNEL_OF(name, op, TE__CHOOSE_THREADS(TE_ARG2(op, 0)), te_router_choose, TE_##dtype, exchanges)
 #define TE__ROUTER_KERNEL_OF(name, op, threads, body, ...)                                                           \
@@ -205,8 +211,8 @@ typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weig
     TE_KERNEL(name, threads, te_router_args, name##_body(te_args, te_at))
 #define TE__ROUTER_FORMATS(model, dtype, op) \
     te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
-/* Those of the kernels of a router that read or write rows of tokens. If rows travel between ranks, they do so in the
- * list's dtype. */
+/* The formats for those kernels of a router that read or write rows of tokens. Rows that are sent between ranks are in
+ * the list's dtype. */
 #define TE__TOKEN_FORMATS(model, dtype, op)                                                                          \
     te_formats_of(TE__EXCHANGES(op) ? (int)TE_##dtype : (int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op),   \
                   (int)TE_##dtype, (int)TE_##dtype)
@@ -248,13 +254,14 @@ TE_API te_token_exchange te__exchange_of(const te_run *r, int router) {
     e.top_k = te__router_options_of(r->plan, router).top_k, e.width = r->plan->op[router].in, e.dtype = r->plan->dtype;
     return e;
 }
-/* The input of a router with rows for all tokens, as forward has saved it. Of a router that exchanges rows, these are
- * the rows that this rank has received. */
+/* Returns the input of a router that forward has saved, with a row for each token of all ranks. If the router exchanges
+ * rows, these are the rows that this rank has received. */
 TE_API te_value te__tokens_of(const te_run *r, int router) {
     if (!te__is_exchange(r->plan, router)) return te__input_of(r, router);
     return te__value_of(r->saved_input[router], r->plan->dtype, r->tokens, r->plan->op[router].in);
 }
-/* Sends rows to the ranks of the experts of `router` (te__dispatch_rows). In forward those that arrive are saved. */
+/* Sends rows to the ranks of the experts of `router` (te__dispatch_rows). In forward the rows that this rank receives
+ * are saved for backward. */
 TE_IF_USED TE_API te_status te__dispatch(te_value *v, te_run *r, int router) {
     const te_token_exchange e = te__exchange_of(r, router);
     return te__dispatch_rows(v, r, &e, r->pass == TE_FORWARD ? r->saved_input[router] : 0);
@@ -270,7 +277,7 @@ TE_API void te__restrict_to_rank(te_router_args *a, const te_run *r) {
     a->at.expert += first, a->at.weight += first, a->at.first = 0, a->at.is_part = 0;
     if (a->dweight) a->dweight += first;
 }
-/* Makes the choice of all ranks known to all. */
+/* Gathers the chosen experts and their weights, so that each rank has them for the tokens of all ranks. */
 TE_API te_status te__gather_choice(const te_router_args *a, te_run *r) {
     const int64_t n = te__rows_in(r, TE_ROWS_shard) * a->top_k, first = te__first_row(r, TE_ROWS_shard) * a->top_k;
     float *expert = (float *)(void *)a->at.expert; /* an all_gather keeps all bits */
@@ -280,8 +287,8 @@ TE_API te_status te__gather_choice(const te_router_args *a, te_run *r) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Runs one of the router's GEMMs. On the host it gets scratch memory from the workspace. capacity: the size of the GEMM
- * that is the number of rows, with as many rows as the workspace is sized for. */
+/* Runs one of the router's GEMMs. On the host the GEMM gets scratch memory from the workspace, enough for the largest
+ * number of rows. rows_are_k: 1 if the number of rows is the size k of the GEMM, 0 if it is m. */
 TE_API te_status te__router_gemm(te_run *r, te_gemm *g, int rows_are_k) {
     te_gemm capacity = *g;
     void *scratch = 0;
@@ -310,8 +317,8 @@ TE_API te_status te__router_args_of(te_router_args *a, te_run *r, int i) {
     a->choice_bias = o.choice_bias ? r->param[i][1 + o.bias].data : 0;
     return TE_OK;
 }
-/* Runs router i. y: the routed rows; if y->data is null they are not stored, and another kernel gathers them. Sets *x
- * to the rows of the tokens from which the routed rows are gathered. */
+/* Runs the forward of router i. y: receives the routed rows; if y->data is null, the routed rows are not stored, and a
+ * later kernel gathers them from the rows of the tokens. Sets *x to the rows of the tokens. */
 TE_IF_USED TE_API te_status te__router_forward(te_value *x, te_run *r, int i, const te_value *y,
                                                const te_router_kernels *kernels) {
     const te_router_options o = te__router_options_of(r->plan, i);
@@ -368,7 +375,7 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
     if (exchanges) te__restrict_to_rank(&own, r);
     own.y = dlogits.data;
     if (o.weighs_input && !r->dry) TE_TRY(kernels->weigh(r->ctx, grid, &a));
-    if (exchanges && !r->dry) /* each gradient is 0 on all ranks but that of the expert */
+    if (exchanges && !r->dry) /* a weight's gradient is 0 on all ranks except that of its expert */
         TE_TRY(te_group_reduce_scatter(r->tensor, own.dweight, a.dweight, own.tokens * o.top_k, TE_f32, r->ctx));
     if (!r->dry) TE_TRY(kernels->first(r->ctx, te__grid_of(te_ceil_div(own.tokens, TE_ROUTER_WARPS), 1), &own));
     if (kernels->bias) {
@@ -378,7 +385,7 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
         if (!r->dry && te_is_trained(&p[1])) TE_TRY(kernels->bias(r->ctx, te__grid_of(blocks, 1), &own));
     }
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
-    if (exchanges && !r->dry) /* this rank's rows of those that it has received */
+    if (exchanges && !r->dry) /* select this rank's own rows among the received rows */
         x.data = (char *)x.data +
                  te__first_row(r, TE_ROWS_shard) * op->in * (int64_t)te_dtype_bytes(r->plan->dtype);
     te_gemm w = te_gemm_of(o.experts, op->in, own.tokens), g = te_gemm_of(own.tokens, op->in, o.experts);
@@ -388,7 +395,7 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
     const int trains = te_is_trained(p);
     if (!trains) w.d = 0;
     if (trains) TE_TRY(te__router_gemm(r, &w, 1));
-    else { /* a frozen weight: the workspace has the same size */
+    else { /* the weight is frozen: this dry call only reserves the same workspace as for a trained weight */
         const int dry = r->dry;
         r->dry = 1;
         const te_status status = te__router_gemm(r, &w, 1);

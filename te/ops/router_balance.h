@@ -1,15 +1,16 @@
-/* router_balance.h -- how many rows the experts of a router have had, and the choice of a router without a loss: after
- * each optimizer step the choice_bias of an expert with few rows grows, and that of one with many rows falls
- * (DeepSeek-V3, arXiv 2412.19437).
+/* router_balance.h -- counts the rows of a router's experts, and balances the experts without an auxiliary loss: after
+ * each optimizer step, the choice_bias of experts with few rows is increased and that of experts with many rows is
+ * decreased (DeepSeek-V3, arXiv 2412.19437).
  *
  * Do this at the end of an optimizer step, for each router with a choice_bias:
  *     TE_TRY(te_fill(&ctx, counts, 0, E * sizeof(float)));                     // counts: [E] f32, in target memory
  *     TE_TRY(te_router_counts(counts, &saved, "r", &ctx));                     // of each micro-batch
  *     TE_TRY(te_router_balance(&block.r.choice_bias, counts, 0.001f, &ctx));
  *
- * Of a router with a capacity, te_router_dropped says how many of these rows were not computed.
+ * If the router has a capacity, te_router_dropped counts the rows that were not computed.
  *
- * The ranks of a tensor group have the same counts; those of a data group have to be summed (te_group_all_reduce).
+ * The ranks of a tensor group all have the same counts; the counts of the ranks of a data group have to be summed
+ * (te_group_all_reduce).
  */
 #ifndef TE_OPS_ROUTER_BALANCE_H
 #define TE_OPS_ROUTER_BALANCE_H
@@ -22,7 +23,7 @@ typedef struct te_balance_args {
     void *bias;            /* [experts], of `dtype` */
     te_dtype dtype;
     int experts;
-    int capacity; /* of each expert's rows, the first `capacity` ones are not counted */
+    int capacity; /* the first `capacity` rows of each expert are not counted */
     float rate;
 } te_balance_args;
 TE_FN void te_router_count_body(const te_balance_args *a, te_block b) {
@@ -47,7 +48,8 @@ TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
                   te_router_balance_body(te_args, te_at))
-/* Adds to counts[e] the rows of expert e, or with `dropped` those behind the capacity. call: the public function. */
+/* Adds to counts[e] the number of rows of expert e or, with `dropped`, the number of its rows beyond the capacity.
+ * call: the name of the public function, for error texts. */
 TE_IF_USED TE_API te_status te__router_count_rows(float *counts, const te_saved *saved, const char *router, int dropped,
                                                   const char *call, te_context *ctx) {
     te_balance_args a;
@@ -73,22 +75,22 @@ TE_IF_USED TE_API te_status te__router_count_rows(float *counts, const te_saved 
     return te_router_count_launch(ctx, te__grid_of(1, 1), &a);
 }
 /* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved,
- * those that it has dropped included. counts: [experts] in f32, in target memory. TE_ERROR_STATE: no forward has filled
- * *saved, or the router stands in a (recompute, ..), whose values are not saved; TE_ERROR_VALUE: the list has no such
- * router; TE_ERROR_NULL. */
+ * including dropped rows. counts: [experts] in f32, in target memory. Errors: TE_ERROR_STATE if no forward has filled
+ * *saved or if the router is inside a (recompute, ..), whose values are not saved; TE_ERROR_VALUE if the list has no
+ * such router; TE_ERROR_NULL. */
 TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
                                              te_context *ctx) {
     return te__router_count_rows(counts, saved, router, 0, "te_router_counts", ctx);
 }
-/* The same for the rows that were dropped, because they were behind the router's capacity. */
+/* Like te_router_counts, but counts only the rows that were dropped because they exceeded an expert's capacity. */
 TE_IF_USED TE_API te_status te_router_dropped(float *counts, const te_saved *saved, const char *router,
                                               te_context *ctx) {
     return te__router_count_rows(counts, saved, router, 1, "te_router_dropped", ctx);
 }
 /* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
- * that of each expert that has more, so that the next tokens are spread more evenly. In a list of 16 bits a step
- * smaller than half a unit in the last place of the bias changes nothing. counts: [experts] in f32, in target memory.
- * TE_ERROR_NULL; TE_ERROR_VALUE: bias is no choice_bias. */
+ * that of each expert that has more, so that the next tokens are spread more evenly. In bf16 and f16, a rate below half
+ * a unit in the last place of the bias changes nothing, because the sum is rounded. counts: [experts] in f32, in target
+ * memory. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if `bias` is no choice_bias. */
 TE_IF_USED TE_API te_status te_router_balance(te_param *bias, const float *counts, float rate, te_context *ctx) {
     te_balance_args a;
     TE_TRY(te__check_target(ctx, "te_router_balance"));

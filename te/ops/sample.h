@@ -15,12 +15,12 @@
  * (2^44 for the largest logit), so sums do not depend on the order, and the token is the same on the host and on
  * CUDA, with any number of blocks and in any batch. docs/inference.md describes the parameters and the exactness.
  *
- * Two passes read the logits: the first finds the largest one, the second sums exp for y. The first also finds a bound
- * that k tokens reach (with top-p alone 512), and the second lists the tokens that reach it, among which the filters
- * and the draw choose. A third pass, for top-p alone, checks that the list suffices. Where it does not, or has more
- * than TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes a pass over the logits, from the caches; so do a draw
- * without filters, penalties and masks. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the
- * logits once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
+ * A first pass over the logits finds the largest one, and a bound that at least k tokens reach (512 with top-p alone).
+ * A second pass sums exp for y, and lists the tokens that reach the bound. The filters and the draw use this list. With
+ * top-p alone a third pass checks that the list suffices. If the list does not suffice or would have more than
+ * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. So
+ * does a draw without filters. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits
+ * once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
@@ -48,10 +48,11 @@
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-/* The list has few tokens, and the first block of the row draws one of them. The other blocks have no work by then. */
+/* The list of the likeliest tokens is short. Only the first block of a row draws a token from it; the other blocks of
+ * the row have nothing left to do. */
 
-/* What the filters behind the list need. target: top-p: the sum of the masses of the tokens that it keeps reaches this
- * target. */
+/* The parameters of the filters and the draw, which work on the list. target: for top-p, the target that the sum of the
+ * masses of the kept tokens has to reach. */
 typedef struct te__sample_rest {
     int top_k;   /* 0: no top-k */
     float top_p; /* 1 or more: no top-p */
@@ -66,9 +67,9 @@ TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     return (uint64_t)random[0] << 32 | random[1];
 }
 #if TE_CUDA
-/* Sort the n entries of the list in descending order; returns 0, and leaves them as they are, if too many have about
- * the same value. A counting sort: a histogram of 2048 bins of equal width yields the place of each bin's entries, and
- * each entry is compared with the others of its bin. */
+/* Sorts the n entries of the list in descending order, by a counting sort: a histogram of 2048 bins of equal width
+ * yields the place of each bin's entries, and each entry is compared with the others of its bin. If too many entries
+ * have about the same value, the function returns 0 and leaves the list as it is. */
 TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *g) {
     enum { EACH = TE__SAMPLE_LIST / TE_SAMPLE_THREADS, BINS_EACH = TE__SAMPLE_BINS / TE_SAMPLE_THREADS, MAX_BIN = 128 };
     uint64_t entry[EACH], largest = 0, inverse = 0, all;
@@ -118,9 +119,9 @@ TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *
     return (void)s, (void)n, (void)g, 0;
 }
 #endif
-/* Sort the n entries of the list in descending order; those behind n are overwritten. If a counting sort is not
- * possible: bitonic sort (Batcher 1968). While the two entries of a pair are less than 64 apart, the pairs of a warp
- * lie in the same 64 entries in each step, so that the warp need not wait for the others. */
+/* Sorts the first n entries of the list in descending order; later entries may be overwritten. If a counting sort is
+ * not possible, the function uses a bitonic sort (Batcher 1968). In steps that compare entries less than 64 apart, each
+ * warp works on 64 entries of its own, so it need not wait for other warps. */
 TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
     uint64_t *a = s->list;
     int size = 2;
@@ -140,8 +141,8 @@ TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
         }
     te_block_sync();
 }
-/* Return the mass of an entry of the list; 0 if its key is 0. by_token: 0: the key is in the high half of the entry;
- * 1: in the low half. */
+/* Return the mass of an entry of the list, or 0 if the entry is 0. The key is the high half of the entry or, with
+ * by_token 1, the low half. */
 TE_FN uint64_t te__sample_entry_mass(const te__sample_row *r, uint64_t entry, int by_token) {
     return entry ? te__sample_mass(r, (uint32_t)(by_token ? entry : entry >> 32)) : 0;
 }
@@ -162,7 +163,7 @@ TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sam
     te_block_sync();
     return t->s->token;
 }
-/* Returns the token that is drawn from the list, which has all tokens that the filters keep: sorts the list. */
+/* Draws a token from the list, which has all tokens that the filters keep, by sorting the list. Returns the token. */
 TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     uint64_t *list = t->s->list;
     int n = (int)t->s->listed;
@@ -175,15 +176,16 @@ TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, con
     const te__sample_wish draw = te__sample_wish_of(te__sample_uniform(&f), 1);
     return te__sample_best_token(list[te__sample_reach(r, n, 1, draw, t)] >> 32);
 }
-/* Does the same for a list that has at most as many entries as the block has lanes: each lane compares its entry with
- * all others, which is faster than to sort a short list. The masses lie behind them. */
+/* Draws a token from a list that has at most as many entries as the block has lanes. Each lane compares its entry with
+ * all others, which is faster than sorting such a short list. The masses of the entries are stored in the same array,
+ * from index TE_SAMPLE_THREADS on. */
 TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     te__sample_shared *s = t->s;
     uint64_t *list = s->list, *mass = list + TE_SAMPLE_THREADS, before = 0, total = 0;
     const int n = (int)s->listed, i = t->g.id, kept = f.top_k && f.top_k < n ? f.top_k : n;
     const uint64_t entry = i < n ? list[i] : 0, mine = te__sample_entry_mass(r, entry, 0);
     const te__sample_wish draw = te__sample_wish_of(te__sample_uniform(&f), 1);
-    int place = 0; /* how many entries are larger; before: the sum of their masses */
+    int place = 0; /* number of larger entries; `before` is the sum of the masses of these entries */
     if (i < n) mass[i] = mine;
     if (!i) s->kept = 0;
     te_block_sync();
@@ -204,7 +206,8 @@ TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, cons
     before = 0;
     const int all = (int)s->kept;
     if (is_kept) {
-        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* a lower token is larger, because tokens are inverted */
+        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* of two entries, the one with the lower token is larger, because
+                                                     * its bits are inverted */
             const uint64_t m = mass[j];
             total += m, before += (uint32_t)list[j] > (uint32_t)entry ? m : 0;
         }
@@ -220,8 +223,8 @@ TE_FN int te__sample_draw_listed(const te__sample_row *r, te__sample_rest f, con
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Returns a key such that at least `count` of the block's lanes have a key `key[lane]` that is not smaller, and hardly
- * more lanes than that. largest: the largest of these keys. Called by the lanes of one warp. */
+/* Returns a bound for the keys key[lane] of the block's lanes: at least `count` lanes have a key that is not below the
+ * bound, and few more lanes than `count` do. largest: the largest of the keys. Called by the lanes of one warp. */
 TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count, const te_lanes *g) {
     enum { EACH = TE_SAMPLE_THREADS / TE__SAMPLE_WARP };
     const uint32_t enough = (uint32_t)count;
@@ -229,7 +232,8 @@ TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count
     if (!count) return 0;
     TE_UNROLL for (int i = 0; i < EACH; i++) mine[i] = key[g->id + i * TE__SAMPLE_WARP], differ |= mine[i] ^ largest;
     differ = te_warp_or_u32(differ);
-    for (int i = 1; i <= 16; i *= 2) differ |= differ >> i; /* all bits from the highest one in which two keys differ */
+    for (int i = 1; i <= 16; i *= 2) differ |= differ >> i; /* sets all bits below the highest bit in which two keys
+                                                             * differ */
     bound = largest & ~differ;
     TE_UNROLL_1 for (uint32_t bit = differ & ~(differ >> 1); bit >= 1u << 16; bit >>= 1) {
         uint32_t lanes = 0;
@@ -241,21 +245,22 @@ TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count
     }
     return bound;
 }
-/* Returns for how many lanes of each block te__sample_bound is to be computed; 0 if the list would become too long. The
- * row has `count` tokens that are at least the bound if `count` of its lanes have one. */
+/* Returns the number of lanes of each block to pass to te__sample_bound, so that at least `count` lanes of the row, and
+ * therefore at least `count` tokens, reach the bound. Returns 0 if the list would become too long. */
 TE_FN int te__sample_bound_lanes(int count, const te__sample_team *t) {
     const int lanes = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && lanes <= t->g.count / 4 * 3 ? lanes : 0;
 }
-/* Does the same for te__sample_segment_bound: returns for how many segments of each block it is to be computed. */
+/* Returns the number of segments of each block to pass to te__sample_segment_bound, so that at least `count` tokens of
+ * the row reach the bound; 0 if the list would become too long or the row is short. */
 TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te__sample_team *t) {
     const int segments = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && segments <= t->g.count * TE__SAMPLE_SEGMENTS / 4 * 3 &&
            te__sample_is_long(r) ? segments : 0;
 }
-/* Returns a key such that at least `count` segments of the block's lanes have a key that is not smaller, and hardly
- * more than that. Called by all lanes of the block. Two bits of the key are found at a time: `tally` has the numbers of
- * segments for three keys, 16 bits for each. */
+/* Returns a bound for the largest keys of the segments of the block's lanes: at least `count` segments reach the bound,
+ * and few more than `count` do. Called by all lanes of the block. Each iteration finds two bits of the bound: `tally`
+ * holds, in 16 bits each, the numbers of segments that reach three candidates. */
 TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     uint32_t mine[TE__SAMPLE_SEGMENTS], bound = 0;
     TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++) mine[s] = t->s->high[s * TE_SAMPLE_THREADS + t->g.id];
@@ -275,12 +280,12 @@ TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     }
     return bound;
 }
-/* For how many lanes, or else segments, of each block the bounds of the list are computed: for the filters of the row,
- * and for te_sampling.top. 0: no bound. */
+/* How many lanes, or else how many segments, of each block have to reach the bound for the row's filters, and how many
+ * lanes the bound for te_sampling.top (lanes_top). 0 means that this bound is not computed. */
 typedef struct te__sample_bounds { int lanes, segments, lanes_top; } te__sample_bounds;
-/* The exchange behind the first pass. best: this lane's te__sample_best; plain: this lane's largest plain key. Returns
- * the maxima over the row, and the smallest bounds of its blocks. If `greedy` is 0, `best` of the result has no
- * token. */
+/* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's
+ * te__sample_best; plain: this lane's largest plain key. Returns the maxima over the row, and the smallest of the
+ * blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
 TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sample_bounds bounds, int greedy,
                                         const te__sample_team *t) {
     te__sample_part p = {0, 0, 0, 0};
@@ -321,7 +326,7 @@ TE_FN void te__sample_send_mass(uint64_t sum, const te__sample_team *t) {
         te__sample_peer(t, 0)->mass[t->rank][t->g.id / TE__SAMPLE_WARP] = sum;
     te__sample_sync(t);
 }
-/* Return, in the first block, the sum over all blocks. */
+/* Return, in the first block, the sum of the masses that all blocks have sent. */
 TE_FN uint64_t te__sample_all_mass(const te__sample_team *t) {
     enum { WARPS = TE_SAMPLE_THREADS / TE__SAMPLE_WARP };
     uint64_t sum = 0;
@@ -329,13 +334,14 @@ TE_FN uint64_t te__sample_all_mass(const te__sample_team *t) {
         sum += t->s->mass[i / WARPS][i % WARPS];
     return te_warp_sum_u64(sum);
 }
-/* Return the log-probability of a token. key: its key; top: the largest key; mass: the sum of all masses of the row. */
+/* Return the log-probability of a token. key: the token's key; top: the row's largest key; mass: the sum of all masses
+ * of the row. */
 TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Store the o->top likeliest tokens of the model, in order of descending probability. The list has all of them, among
- * others, if the row's largest plain key can be drawn. */
+/* Store the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
+ * can be drawn, the list contains all of these tokens, and possibly others. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     const int64_t at = (int64_t)r->row * o->top;
@@ -362,8 +368,8 @@ TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top
     if (o->counter) o->counter[r->row]++;
     if (token >= 0 && o->update_history && o->history[r->at + token] < 65535u) o->history[r->at + token]++;
 }
-/* Move the cut of p->row to where the selection s finds it. If only some of the tokens with that key are to be kept, a
- * selection of the last one of them follows. */
+/* Move the cut of p->row, the least likely token that the filters keep, to the key that selection s finds. If only some
+ * of the tokens with this key are to be kept, a second selection finds the last kept token. */
 TE_FN void te__sample_cut(te__sample_pass *p, te__sample_selection s, te__sample_calls calls) {
     TE_UNROLL_1 for (int of_tokens = 0; of_tokens < 2; of_tokens++) {
         p->selection = s;
@@ -377,13 +383,13 @@ TE_FN void te__sample_cut(te__sample_pass *p, te__sample_selection s, te__sample
         s = te__sample_token_selection(TE__SAMPLE_TIES, te__sample_wish_of(0, wanted));
     }
 }
-/* Empties the list, when all blocks have read it. */
+/* Empties the list after all blocks have read it. */
 TE_FN void te__sample_clear_list(const te__sample_team *t) {
     te__sample_sync(t);
     if (!t->g.id) t->s->listed = t->s->overflow = 0;
     te__sample_sync(t);
 }
-/* Computes the o->top likeliest tokens of the model. listed: 1 if the list has them. */
+/* Computes the o->top likeliest tokens of the model. listed: 1 if the list already contains them. */
 TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top, uint64_t mass,
                                te__sample_calls calls) {
     const te__sample_row row = p->row;
@@ -398,8 +404,8 @@ TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top,
     te__sample_store_top(&row, raw_top, mass, &p->team);
     te__sample_clear_list(&p->team);
 }
-/* Returns 1 if the masses of the list reach the target of top-p; it then has all tokens that top-p keeps, and f->target
- * becomes a number. */
+/* Returns 1 if the sum of the masses of the list reaches the target of top-p. The list then contains all tokens that
+ * top-p keeps, and the function replaces f->target, a fraction of the total, by an absolute mass. */
 TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__sample_calls calls) {
     const te__sample_team *t = &p->team;
     const int bins = te__sample_ceil(p->row.vectors, TE__SAMPLE_CHUNK);
@@ -417,13 +423,13 @@ TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__s
     if (!t->s->overflow) f->target = te__sample_wish_of(0, target);
     return !t->s->overflow;
 }
-/* Makes a list of all tokens that top-k and top-p may keep of p->row. Returns 0 if they are too many; then moves the
- * cut of p->row. k: the selection for top-k. */
+/* Moves the cut of p->row to that of top-k (k: the selection that finds it). With top-p, then lists all tokens that
+ * top-p may keep, and returns 1 if they fit into the list. Otherwise moves the cut to that of top-p and returns 0. */
 TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sample_selection k,
                                te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
     if (f->top_p >= 1.0f) return 0;
-    /* list the tokens with the first digit of the cut of top-p or a larger one */
+    /* list all tokens whose first digit is at least that of the cut of top-p */
     p->selection = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, f->target), p->selection.end = 1;
     calls.select(p);
     const te__sample_found found = p->found;
@@ -468,7 +474,8 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int draws_nucleus = !greedy && !f.top_k && f.top_p < 1.0f;
     f.target.fraction = f.top_p > 0 && f.top_p < 1.0f ? (uint64_t)(f.top_p * 4294967296.0f) << 32 : 0;
     const int differ = r.penalised || r.allowed;
-    const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* so many tokens are listed */
+    const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* the least number of tokens that
+                                                                                     * the list should have */
     te__sample_bounds bounds = {0, 0, 0};
     if (likely) bounds.lanes = te__sample_bound_lanes(likely, &t);
     if (likely && !bounds.lanes && !differ) bounds.segments = te__sample_bound_segments(likely, &r, &t);
@@ -486,8 +493,9 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* Tokens for the list: the tokens that the filters keep have at least the key least_k; top-p may keep more, which
-     * te__sample_list_suffices checks. 0: they may be too many. */
+    /* The list will have the tokens whose key is at least least_k. These are all tokens that the filters keep, except
+     * that top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
+     * the filters may keep too many tokens. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;
@@ -573,8 +581,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* The number of blocks for each row, a power of two: TE__SAMPLE_MAX_BLOCKS at most, and so small that all blocks run at
- * once and each has enough vectors. The results do not depend on this number. */
+/* Returns the number of blocks for each row, a power of two. It is at most TE__SAMPLE_MAX_BLOCKS, and small enough that
+ * all blocks run at once and each has enough vectors. The results do not depend on this number. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};

@@ -40,9 +40,9 @@
 #define TE__IF_TIED(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__ENABLED_, TE_OPTION(op, tied, 0)), yes, no)
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
-/* TE__BIAS_VARIANT, below, collects the constants with which an op's kernels are instantiated: the kind of bias,
- * bias_dim0, bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, dim0 and dim1 are the
- * numbers of its queries and keys; for a relative bias, the number of buckets and max_distance. */
+/* TE__BIAS_VARIANT, below, collects the constants for which an op's kernels are compiled: the kind of bias, bias_dim0,
+ * bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, dim0 and dim1 are the numbers of
+ * its queries and keys; for a relative bias, the number of buckets and max_distance. */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -150,9 +150,10 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
                                        o->window_right != 0);
 }
 /* Computes the gradient of the bias. Called after the attention's backward, which has written a->delta. The gradient of
- * a table goes to the parameter's gradient directly. The partial sums of a relative bias's gradient are added up right
- * away. Other gradients are deferred and added up in one launch, but in that launch attentions that are tied to one
- * parameter would add to its gradient concurrently. */
+ * a table of biases is stored directly in the parameter's gradient. The gradient of a relative bias is computed as
+ * partial sums, which this function adds up right away. These sums are not deferred to the launch that adds up the
+ * partial sums of other ops, because in one launch attentions that are tied to one parameter would add to its gradient
+ * concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;

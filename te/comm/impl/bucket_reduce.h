@@ -1,6 +1,6 @@
 /* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group, in f32 or bf16. Either each rank
- * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI
- * transfer the data.
+ * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI transfer
+ * the data.
  *
  * DMA engines copy between GPUs without any multiprocessor, so a reduction during backward does not slow backward's
  * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). x[count] are the
@@ -14,14 +14,14 @@
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
  * it. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is empty,
- * because each rank runs all these operations in order on one stream. The slots of step 1 are empty: before a rank
- * sends its shards of the next piece, it has received the flags of all sums of the current piece, so the owners have
- * already read its shards. So are those of step 3: before an owner sends a sum of the next piece, it has received a
- * shard of that piece from each other rank, and a rank sends that shard only after it has copied the previous sum out
- * of the slot.
+ * because each rank runs all these operations in order on one stream. The slots of step 1 are empty, because before a
+ * rank sends its shards of the next piece, it has received the flags of all sums of the current piece, so the owners
+ * have already read its shards. The slots of step 3 are empty as well: before an owner sends a sum of the next piece,
+ * it has received a shard of that piece from each other rank, and a rank sends that shard only after it has copied the
+ * previous sum out of its slot.
  *
- * A stream that waits for a rank that has failed waits forever, like NCCL's kernels: te_comm_synchronize returns an
- * error after the timeout, and te_comm_destroy releases the stream.
+ * If a rank has failed, a stream that waits for its flag waits forever, like NCCL's kernels. te_comm_synchronize then
+ * returns an error after the timeout, and te_comm_destroy releases the stream.
  */
 #ifndef TE_COMM_BUCKET_REDUCE_H
 #define TE_COMM_BUCKET_REDUCE_H
@@ -36,8 +36,8 @@
 #include "symmetric_memory_cuda.h" /* te__overlap_memory, te__overlap_memory_open */
 
 enum {
-    /* the kind of data that a copy contains: a shard, or the sum of a shard; also the index of the flag that is
-     * written after the copy */
+    /* the kind of data that a copy contains: a shard, or the sum of a shard. The kind is also the index of the flag
+     * that is written after the copy */
     TE_DMA_SHARD = 0, TE_DMA_SUM = 1,
     TE_DMA_ALIGN = 128,               /* shards begin at multiples of this number of elements */
     TE_DMA_THREADS = 512
@@ -67,14 +67,14 @@ TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_ad
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
 /* The reduction of one piece of x, the gradients of a bucket. A bucket is cut into pieces that are so small that each
- * of a piece's shards fits into a slot. Each rank has two slots for each other rank: one for the shards that the other
- * rank sends, one for the sums that it sends. */
+ * of a piece's shards fits into a slot. Each rank has two slots for each other rank, in which it receives that rank's
+ * shards and that rank's sums. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
     char *x;
     te_dtype dtype;
-    int scatter_only;     /* 1: the operation is a reduce-scatter, which does not send the sums (step 3 at the head of
+    int scatter_only;     /* 1 if the operation is a reduce-scatter, which does not send the sums (step 3 at the head of
                            * this file) */
     /* count: the number of elements in the piece; shard: the number of elements in each of its shards (the last shards
      * may have fewer) */
@@ -209,8 +209,8 @@ typedef struct te_bucket_reducer {
      * would occupy all multiprocessors during backward */
     te_group data;
     te_dtype dtype;
-    /* [elements]: a buffer for gradients that are converted to bf16 before they are sent; null: the gradients are
-     * summed in f32, in place */
+    /* [elements]: a buffer for gradients that are converted to bf16 before they are sent; null if gradients are sent in
+     * f32, and are summed in place */
     void *staging;
     int64_t elements;
 } te_bucket_reducer;
@@ -220,8 +220,8 @@ TE_API void te__bucket_reducer_close(te_bucket_reducer *s) {
     s->staging = 0;
 }
 /* Prepares the reduction of buckets. bytes: the size of a bucket, counting 4 bytes for each element
- * (te_buckets_config.bytes). dtype: the format in which gradients and their sums are sent. dma: 1: use DMA engines if
- * the ranks have symmetric memory; 0: use only NCCL or MPI. */
+ * (te_buckets_config.bytes). dtype: the format in which gradients and their sums are sent. dma: 1 to use DMA engines if
+ * the ranks have symmetric memory, 0 to use only NCCL or MPI. */
 TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_t bytes, te_dtype dtype, int dma,
                                                     te_context *ctx) {
     s->ctx = ctx, s->staging = 0;
@@ -233,8 +233,8 @@ TE_IF_USED TE_API te_status te__bucket_reducer_open(te_bucket_reducer *s, int64_
     s->elements = te_round_up(elements, s->data.size * (int64_t)TE_PARAM_ALIGN);
     return te_allocate(ctx, &s->staging, (size_t)(s->elements * size));
 }
-/* Replaces x[count] of format `dtype` by its sum over the group. hidden: 1: GEMMs of backward run at the same time
- * as the reduction, so DMA engines reduce x if te__dma_open has allocated slots for the group; 0: NCCL or MPI
+/* Replaces x[count] of format `dtype` by its sum over the group. hidden is 1 if GEMMs of backward run at the same time
+ * as the reduction; then DMA engines reduce x, if te__dma_open has allocated slots for the group. Otherwise NCCL or MPI
  * reduces x. */
 TE_IF_USED TE_API te_status te__bucket_all_reduce_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                      te_dtype dtype, int hidden, te_context *ctx) {
@@ -254,9 +254,8 @@ TE_IF_USED TE_API te_status te__bucket_all_reduce(const te_bucket_reducer *s, fl
     }
     return TE_OK;
 }
-/* x is [ranks, count] in the format `dtype`. With r, the number of this rank in the group: replaces row r of x by the
- * sum of row r over all ranks. hidden: 1: GEMMs of backward run at the same time, so DMA engines may reduce x; 0: NCCL
- * or MPI reduces x. */
+/* Replaces row r of x, [ranks, count] in the format `dtype`, by the sum of row r over all ranks, where r is this rank's
+ * number in the group. hidden: as in te__bucket_all_reduce_as. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer *s, void *x, int64_t count,
                                                          te_dtype dtype, int hidden, te_context *ctx) {
     char *const local = (char *)x + (size_t)(s->data.rank * count) * te_dtype_bytes(dtype);
@@ -266,7 +265,7 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
 /* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements); the few
  * elements after the last shard, which remain because the size of a shard is rounded down, are summed on all ranks.
  * Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
- * includes gradients of frozen parameters, these are sent, too. */
+ * includes gradients of frozen parameters, these are sent as well. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

@@ -1,4 +1,4 @@
-/* collective_step.h -- how the step of a collective runs: by itself, or together with the GEMM of the linear before it.
+/* collective_step.h -- how a collective op runs: by itself, or together with the GEMM of the linear before it.
  * te/linear/impl/linear_comm_overlap.h decides which linears defer their GEMM to the next step. With N ranks:
  *
  *   GEMM + reduce_scatter   In forward, and in backward where the adjoint of an all_gather follows the linear's dgrad.
@@ -7,9 +7,9 @@
  *                           rows over the N ranks, in the epilogue or in a second kernel, te_reduce_scatter_add, which
  *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
  *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends them
- *                           as packets into slots on the other ranks, from which the fused kernel there receives them;
- *                           the GEMM itself waits for no other rank. While the GEMM reads its weight, it sends its
- *                           output, 2 m n bytes, to each other rank (if the all-reduce is one-shot).
+ *                           as packets into slots on the other ranks, where the fused kernel receives them. The GEMM
+ *                           itself waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
+ *                           bytes if the all-reduce is one-shot, to each other rank.
  *
  * GEMM + reduce_scatter and GEMM + all_reduce support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands
  * with tensorwise scales, and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's
@@ -85,8 +85,8 @@ te_reduce_scatter_add(const __grid_constant__ te_reduce_scatter_add_args a) {
 TE_KERNEL_IF(T != TE_f32, (te_dtype T), te_reduce_scatter_add, (T), te_reduce_scatter_add_args)
 
 /* The kernels of a step that runs a GEMM together with a reduce_scatter. persistent: the GEMM kernel for 16-bit
- * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up the ranks' partial sums of this rank's
- * rows. They lie in this rank's memory, one slot for each sender. */
+ * operands; fp8: the GEMM kernel for FP8 operands; add: the kernel that adds up all ranks' partial sums of this rank's
+ * rows, which lie in this rank's memory, one slot for each sender. */
 typedef struct te_gemm_reduce_scatter_kernels {
     te_sm90_kernel persistent, fp8;
     const void *add;
@@ -121,10 +121,10 @@ TE_API int te__gemm_reduce_scatter_fits(const te_gemm *g, const te__overlap_memo
     const int64_t tiles = g->m / m->ranks / TE_TILE_M * te_ceil_div(g->n, TE_TILE_N);
     return (size_t)(g->m * g->n) * 2 <= m->capacity && tiles * TE_SCATTER_FLAGS_PER_TILE <= TE_SCATTER_MAX_FLAGS;
 }
-/* Returns whether a second kernel adds up the slots (1), instead of the GEMM's epilogue (0). There are two cases. If k
- * is short, adding up in the epilogue would take longer than the mainloop of a tile. And in a backward that te_buckets
- * watches, a GEMM that waits for other ranks could deadlock with the reductions of buckets, which occupy
- * multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
+/* Returns 1 if a second kernel adds up the slots, 0 if the GEMM's epilogue does. The second kernel is needed in two
+ * cases. If k is short, adding up in the epilogue would take longer than the mainloop of a tile. And if te_buckets
+ * reduces gradients during this backward, a GEMM that waits for other ranks could deadlock with these reductions, which
+ * occupy multiprocessors at the same time (te/gemm/impl/gemm_comm_overlap.h). */
 TE_API int te__reduce_scatter_is_separate(const te_gemm *g, const te_run *r) {
     return r->watch || g->k * (int64_t)te_dtype_bytes(te__gemm_a_dtype(g)) <= r->tensor->memory->two_kernel_bytes;
 }
@@ -167,9 +167,9 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     TE_TRY(te__sm90_gemm_run(kernel->kernel, &a, sizeof a, &a.gemm, &g, r->ctx));
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
-/* Runs the GEMM that the previous step has deferred. *is_summed: 1: the GEMM has run together with the reduce_scatter,
- * whose result is in y. 0: the GEMM has run alone; its output is now the current value of the pass (te_run.current),
- * and the caller must still run the reduce_scatter. */
+/* Runs the GEMM that the previous step has deferred. Sets *is_summed to 1 if the GEMM has run together with the
+ * reduce_scatter, whose result is then in y. Sets it to 0 if the GEMM has run alone; the GEMM's output is then the
+ * current value of the pass (te_run.current), and the caller must still run the reduce_scatter. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
@@ -275,9 +275,9 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 }
 #endif
 
-/* Runs the GEMM that the previous step has deferred, if there is one; its output becomes the current value of the pass
- * (te_run.current). *is_sent: whether the GEMM's epilogue has sent the output as packets. The epilogue does so if
- * may_send is set and one of the library's GEMM kernels supports the shapes. */
+/* Runs the GEMM that the previous step has deferred, if there is one. The GEMM's output becomes the current value of
+ * the pass (te_run.current). Sets *is_sent to whether the GEMM's epilogue has sent the output as packets. The epilogue
+ * does so if may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;
@@ -301,9 +301,9 @@ TE_API te_status te__collective_check(te_run *r, int i) {
                "%s: (%s, %s) needs the ranks of a group; te_comm_create makes them", r->plan->name, op->kind, op->name);
     return TE_OK;
 }
-/* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which are cast to
- * FP8 here unless the previous kernel has stored them in FP8 already. y: memory for the rows of all ranks. If backward
- * reads the linear's saved input, y->data is set to the memory for that input in forward. */
+/* Prepares an all_gather whose output, in FP8, is the input of op i, a linear. x: this rank's rows, which this function
+ * casts to FP8 unless the previous kernel has already stored them in FP8. y: memory for the rows of all ranks. In
+ * forward, if backward reads the linear's saved input, y->data becomes the memory for that input. */
 TE_API te_status te__all_gather_fp8(te_value *x, te_value *y, te_run *r, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     const int backward = r->pass == TE_BACKWARD;
@@ -326,15 +326,15 @@ TE_API te_status te__collective_apply(te_run *r, const te_step *s, te_value y, t
         if (!r->dry) TE_TRY(te__peers_check(r->tensor, r->ctx));
         te__defer(r, &y, TE_VALUE_deferred_gather, x);
     } else if (y.data && x.data && !r->dry) {
-        /* the number of rows of one rank: in an all_gather that of x, because y has the rows of all ranks */
+        /* the number of rows of one rank. In an all_gather this is the number of rows of x, because y has the rows of
+         * all ranks */
         const int64_t rank_rows = te_min(x.rows, y.rows);
         TE_TRY(call(r->tensor, y.data, x.data, rank_rows * y.cols, y.dtype, r->ctx));
     }
     te__set_current(r, y);
     return TE_OK;
 }
-/* Runs the step of a collective other than reduce_scatter. call: the collective; null if the op is the identity in
- * this pass. */
+/* Runs a collective op other than reduce_scatter. call: the collective; null if the op is the identity in this pass. */
 TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_fn call) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     te_value y;
@@ -343,8 +343,8 @@ TE_API te_status te__collective_run(te_run *r, const te_step *s, te_collective_f
     TE_TRY(backward ? te__gradient(&y, r, s, i) : te__output(&y, r, s, i));
     return te__collective_apply(r, s, y, call);
 }
-/* Runs the step of a reduce_scatter. kernels: the kernels that can run a deferred GEMM together with the
- * reduce_scatter; null: there are none. */
+/* Runs a reduce_scatter op. kernels: the kernels that can run a deferred GEMM together with the reduce_scatter, or null
+ * if there are none. */
 TE_API te_status te__reduce_scatter_run(te_run *r, const te_step *s, te_gemm_reduce_scatter_kernels *kernels) {
     const int i = s->op[0], backward = r->pass == TE_BACKWARD;
     const te_value x = r->current;

@@ -1,18 +1,20 @@
-/* comm_address.h -- the start of a communicator by an address: rank 0 passes NCCL's unique id to the other ranks over
- * TCP. Only rank 0 listens, only at the address that it is given, and only until all ranks have come.
+/* comm_address.h -- how a communicator starts with config.address: rank 0 passes NCCL's unique id to the other ranks
+ * over TCP. Only rank 0 listens, only at the address that it is given, and only until all ranks have connected.
  *
  * Do this on all ranks:
  *     te__comm_start a = {0, "10.0.0.1:29510", secret, timeout, rank, size};
  *     TE_TRY(te__address_pass(&id, sizeof id, &a, ctx));  // rank 0 sends its id, the other ranks receive it
  *
- * A secret that all ranks know keeps strangers out. It is never sent. With K, the secret, a connection is:
+ * A secret K that all ranks know, and that is never sent, keeps other processes out. A connection has three messages:
  *   1. rank 0 sends a greeting with a random nonce;
  *   2. the peer sends a hello: its rank, the number of ranks in its config, the name of its run and a nonce of its own,
  *      with HMAC-SHA-256(K, "peer", rank 0's nonce, hello) as the proof that it knows the secret;
- *   3. when all ranks have come, or a rank is refused, rank 0 sends a reply: the id or the reason of the refusal, with
- *      HMAC-SHA-256(K, "rank 0", both nonces, reply). So the peer knows that it has the id from rank 0.
- * Nonces are new for each connection, so recorded messages are of no use. rank 0 sends nothing that depends on the
- * secret to a peer that has not proved it. The id itself is not encrypted, because NCCL's traffic is not, either.
+ *   3. when all ranks have connected, or a rank is refused, rank 0 sends a reply: the id or the reason of the refusal,
+ *   with
+ *      HMAC-SHA-256(K, "rank 0", both nonces, reply). This proves to the peer that the id comes from rank 0.
+ * Nonces are new for each connection, so a recorded message cannot be used again. Rank 0 sends nothing that depends on
+ * the secret to a peer that has not proved that it knows the secret. The id itself is not encrypted, because NCCL's
+ * traffic is not encrypted either.
  */
 /* target: cuda */
 #ifndef TE_COMM_ADDRESS_H
@@ -103,7 +105,7 @@ TE_API void te__hmac(unsigned char mac[TE__SHA256_BYTES], te__bytes key, const t
     te__sha256_begin(&h), te__sha256_add(&h, pad, sizeof pad), te__sha256_add(&h, mac, TE__SHA256_BYTES);
     te__sha256_end(&h, mac);
 }
-/* Compares two proofs, in a time that does not depend on where they differ. */
+/* Compares two proofs. The time does not depend on where the proofs differ, so it reveals nothing to an attacker. */
 TE_API int te__proofs_are_equal(const unsigned char a[TE__SHA256_BYTES], const unsigned char b[TE__SHA256_BYTES]) {
     int difference = 0;
     for (int i = 0; i < TE__SHA256_BYTES; i++) difference |= a[i] ^ b[i];
@@ -114,13 +116,13 @@ TE_API int te__proofs_are_equal(const unsigned char a[TE__SHA256_BYTES], const u
 
 enum {
     TE__SECRET_MIN_BYTES = 16,       /* shorter secrets can be guessed from a recorded proof */
-    TE__ADDRESS_PENDING = 64,        /* how many connections without a proof rank 0 has at a time */
+    TE__ADDRESS_PENDING = 64,        /* the largest number of connections without a proof that rank 0 has at a time */
     TE__ADDRESS_TEXT = 200           /* the largest size of the reason of a refusal */
 };
-#define TE__ADDRESS_HELLO_SECONDS 2.0 /* rank 0 closes a connection on which no proof has come in this time */
+#define TE__ADDRESS_HELLO_SECONDS 2.0 /* rank 0 closes a connection if no proof has been received within this time */
 
-/* The messages have no padding, and their numbers the byte order of the processor: ranks on processors of the other
- * order are refused, because `magic` begins with a number. */
+/* The messages have no padding, and their numbers have the byte order of the processor. A rank on a processor of the
+ * other byte order is refused, because `magic` begins with a number. */
 typedef struct te__address_greeting {
     uint32_t magic[2];
     unsigned char nonce[TE__SHA256_BYTES];
@@ -144,13 +146,13 @@ TE_API te__bytes te__bytes_of(const void *data, size_t count) {
     b.data = data, b.count = count;
     return b;
 }
-/* The proof of a hello: nonce is rank 0's. */
+/* Computes the proof in a hello. nonce: rank 0's nonce. */
 TE_API void te__address_hello_proof(unsigned char proof[TE__SHA256_BYTES], const te__comm_start *a,
                                     const unsigned char nonce[TE__SHA256_BYTES], const te__address_hello *hello) {
     const te__bytes message[3] = {{"peer", 5}, {nonce, TE__SHA256_BYTES}, {hello, offsetof(te__address_hello, proof)}};
     te__hmac(proof, te__bytes_of(a->secret, strlen(a->secret)), message, 3);
 }
-/* The proof of a reply to `hello`: nonce is rank 0's. */
+/* Computes the proof in a reply to `hello`. nonce: rank 0's nonce. */
 TE_API void te__address_reply_proof(unsigned char proof[TE__SHA256_BYTES], const te__comm_start *a,
                                     const unsigned char nonce[TE__SHA256_BYTES], const te__address_hello *hello,
                                     const te__address_reply *reply) {
@@ -177,7 +179,7 @@ TE_API void te__socket_close(int *fd) {
 }
 /* Makes operations on the socket return at once. */
 TE_API void te__socket_unblock(int fd) { (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
-/* The number of milliseconds, rounded up, until the time `end` (te__seconds), but at most `limit` seconds. */
+/* Returns the number of milliseconds, rounded up, until the time `end` (te__seconds), but at most `limit` seconds. */
 TE_API int te__milliseconds_until(double end, double limit) {
     const double left = end - te__seconds();
     return left <= 0 ? 0 : 1 + (int)(1e3 * (left < limit ? left : limit));
@@ -191,11 +193,12 @@ TE_API int te__socket_wait(int fd, short events, double end) {
     while (ready < 0 && errno == EINTR);
     return ready > 0;
 }
-/* Sends a message that fits into the socket's buffer; returns whether it has. */
+/* Sends a message, and returns whether the whole message fitted into the socket's buffer. */
 TE_API int te__socket_send(int fd, const void *message, size_t bytes) {
     return send(fd, message, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes;
 }
-/* Receives a whole message. Returns 1, or 0 if it has not come by the time `end`, or -1 if the connection is closed. */
+/* Receives a whole message. Returns 1 on success, 0 if the message has not been received by the time `end`, -1 if the
+ * connection is closed. */
 TE_API int te__socket_receive(int fd, void *message, size_t bytes, double end) {
     for (size_t got = 0; got < bytes;) {
         if (!te__socket_wait(fd, POLLIN, end)) return 0;
@@ -228,7 +231,7 @@ TE_API te_status te__address_find(struct addrinfo **found, const te__comm_start 
 
 /* ---- rank 0 ------------------------------------------------------------------------------------------------------ */
 
-/* A connection. got: how many bytes of the hello have come; nonce: rank 0's nonce for this connection. */
+/* A connection. got: number of bytes of the hello received so far; nonce: rank 0's nonce for this connection. */
 typedef struct te__address_peer {
     int fd;
     double since;
@@ -239,11 +242,12 @@ typedef struct te__address_peer {
 
 typedef struct te__address_server {
     const te__comm_start *start;
-    int listener, count, came;   /* count: of `pending`; came: how many ranks are accepted */
+    int listener, count, came;   /* count: number of pending connections; came: number of accepted ranks */
     te__address_peer pending[TE__ADDRESS_PENDING]; /* connections whose hello is not complete */
-    te__address_peer *rank;                        /* [size]: those of the accepted ranks; fd is -1: not come yet */
+    te__address_peer *rank;                        /* [size]: the connections of the accepted ranks; fd is -1 if a rank
+                                                    * has not connected */
     uint32_t id_bytes;
-    char refused[TE__ADDRESS_TEXT];                /* the last refusal, for the error's text */
+    char refused[TE__ADDRESS_TEXT];                /* the reason of the last refusal, for the error text */
 } te__address_server;
 
 TE_API te_status te__address_listen(te__address_server *s, te_context *ctx) {
@@ -278,8 +282,8 @@ TE_API te_status te__address_accept(te__address_server *s, te_context *ctx) {
     else te__socket_close(&p->fd);
     return status;
 }
-/* Sends the reply and closes the connection. text: why the peer is refused; null: it gets the id. Returns whether the
- * reply was sent. */
+/* Sends the reply and closes the connection. text: why the peer is refused, or null if the peer gets the id. Returns
+ * whether the reply was sent. */
 TE_API int te__address_answer(const te__address_server *s, te__address_peer *p, const char *text, const void *id) {
     te__address_reply reply;
     memset(&reply, 0, sizeof reply);
@@ -291,7 +295,7 @@ TE_API int te__address_answer(const te__address_server *s, te__address_peer *p, 
     te__socket_close(&p->fd);
     return is_sent;
 }
-/* Whether the other end has closed the connection of an accepted rank. */
+/* Returns whether an accepted rank has closed its connection. */
 TE_API int te__address_is_gone(const te__address_peer *p) {
     char byte;
     const ssize_t n = recv(p->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -336,11 +340,12 @@ TE_API void te__address_judge(te__address_server *s, te__address_peer *p) {
         (void)te__address_answer(s, p, text, 0);
         return;
     }
-    if (accepted->fd >= 0) te__socket_close(&accepted->fd); /* that process has ended, and this one replaces it */
+    if (accepted->fd >= 0) te__socket_close(&accepted->fd); /* the earlier process of this rank has ended, and the new
+                                                             * process replaces it */
     else s->came++;
     *accepted = *p, p->fd = -1;
 }
-/* Reads what has come on a pending connection, and judges it when it is complete. */
+/* Reads the bytes that have been received on a pending connection, and judges the hello when it is complete. */
 TE_API void te__address_read(te__address_server *s, te__address_peer *p) {
     const ssize_t n = recv(p->fd, (char *)&p->hello + p->got, sizeof p->hello - p->got, MSG_DONTWAIT);
     if (n > 0) p->got += (size_t)n;
@@ -366,7 +371,8 @@ TE_API te_status te__address_step(te__address_server *s, double end, te_context 
     s->count = open;
     return TE_OK;
 }
-/* Waits for all ranks, and sends each the id; if one has not come within the timeout, sends the others the reason. */
+/* Waits for all ranks, and sends the id to each of them. If a rank has not connected within the timeout, sends the
+ * other ranks the reason instead. */
 TE_API te_status te__address_serve(te__address_server *s, const void *id, te_context *ctx) {
     const te__comm_start *a = s->start;
     const double end = te__seconds() + a->timeout;
@@ -406,7 +412,7 @@ TE_API te_status te__address_send(const void *id, size_t bytes, const te__comm_s
 
 /* ---- the other ranks --------------------------------------------------------------------------------------------- */
 
-/* Tries once to connect to rank 0. *fd: -1 if nobody answers, with the reason in *error. */
+/* Tries once to connect to rank 0. If nobody answers, sets *fd to -1 and *error to the reason (errno). */
 TE_API te_status te__address_try(int *fd, int *error, const te__comm_start *a, double end, te_context *ctx) {
     struct addrinfo *found = 0;
     *fd = -1;
@@ -477,8 +483,9 @@ TE_API te_status te__address_receive(void *id, size_t bytes, const te__comm_star
 
 /* ---- all ranks --------------------------------------------------------------------------------------------------- */
 
-/* Passes id[bytes] of rank 0 to all ranks. Errors: a rank has not come within the timeout, has another secret, another
- * number of ranks or the number of another process; the address is not rank 0's. */
+/* Passes id[bytes] of rank 0 to all ranks. Returns an error if a rank has not connected within the timeout, if a rank
+ * has another secret, another number of ranks or the same rank as another process, or if the address does not belong to
+ * rank 0's host. */
 TE_API te_status te__address_pass(void *id, size_t bytes, const te__comm_start *a, te_context *ctx) {
     TE_REQUIRE(a->secret && strlen(a->secret) >= TE__SECRET_MIN_BYTES, ctx, TE_ERROR_VALUE,
                "te_comm_create: with config.address, config.secret or the variable TE_COMM_SECRET is a secret of at "

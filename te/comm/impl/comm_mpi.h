@@ -29,7 +29,7 @@ typedef struct te__mpi {
     MPI_Comm comm;
     /* sum operations for bf16 and f16; MPI itself has no sums of these formats */
     MPI_Op sum_bf16, sum_f16;
-    int is_owned;             /* 1: the library has made the MPI communicator, and must free it */
+    int is_owned;             /* 1 if the library has made the MPI communicator, and must free it */
 } te__mpi;
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
@@ -43,8 +43,8 @@ TE_API te_status te__mpi_status(const te_group *g, int error, const char *what, 
     return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
 /* Returns the te_status for the error code of MPI that a collective of `count` elements has returned. If the ranks pass
- * different counts or call different collectives, MPI's text says only that a message was too long, or "unknown error";
- * so the error's text gives this as a possible cause. */
+ * different counts or call different collectives, MPI's text says only that a message was too long, or "unknown error".
+ * Therefore the text of this error names differing calls as a possible cause. */
 TE_API te_status te__mpi_collective_status(const te_group *g, int error, const char *what, int64_t count,
                                            te_context *ctx) {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -58,8 +58,8 @@ TE_API te_status te__mpi_collective_status(const te_group *g, int error, const c
     return te__comm_failed(g->comm, ctx);
 }
 /* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
- * because there may be more ranks than processors. result: MPI's status of the message; MPI_STATUS_IGNORE: not wanted.
- * count: the number of elements that this rank passes. */
+ * because there may be more ranks than processors. result: receives MPI's status of the message; MPI_STATUS_IGNORE if
+ * the status is not wanted. count: the number of elements that this rank passes. */
 TE_API te_status te__mpi_wait_result(const te_group *g, MPI_Request *request, MPI_Status *result, const char *what,
                                      int64_t count, te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
@@ -76,7 +76,8 @@ TE_API te_status te__mpi_wait_result(const te_group *g, MPI_Request *request, MP
         return te__comm_failed(g->comm, ctx);
     }
 }
-/* The same, without MPI's status. error: the return value of the MPI call that started the request. */
+/* Like te__mpi_wait_result, but without MPI's status. error: the return value of the MPI call that started the
+ * request. */
 TE_API te_status te__mpi_wait(const te_group *g, int error, MPI_Request *request, const char *what, int64_t count,
                               te_context *ctx) {
     TE_TRY(te__mpi_collective_status(g, error, what, count, ctx));
@@ -130,8 +131,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    /* 1: y is the part of x that belongs to this rank. MPI needs two distinct buffers, so the result is then received
-     * in a temporary buffer and copied to y */
+    /* 1 if y is this rank's part of x. MPI needs two distinct buffers, so the result is then received in a temporary
+     * buffer and copied to y */
     const int in_place = y == (const char *)x + (size_t)g->rank * bytes;
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
@@ -208,7 +209,7 @@ TE_API const te_transport *te__comm_transport(void) {
     return &mpi;
 }
 /* Opens g as the group of the ranks of `comm`, and sets comm's error handler such that MPI returns errors instead of
- * ending the process. is_owned: 1: the library has made `comm`, and te__mpi_close frees it. */
+ * ending the process. is_owned: 1 if the library has made `comm`, which te__mpi_close then frees. */
 TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_context *ctx) {
     te__mpi *m = (te__mpi *)calloc(1, sizeof *m);
     TE_REQUIRE(m, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *m);
@@ -245,8 +246,8 @@ TE_API te_status te__comm_gather_says(te_comm *comm, te__comm_says *says, te_con
                                      ((const te__mpi *)w->handle)->comm, &request);
     return te__mpi_wait(w, error, &request, "te_comm_create", (int64_t)sizeof *says, ctx);
 }
-/* Makes the caller's MPI communicator `native` the world group. If MPI is not initialised, or `native` is
- * MPI_COMM_NULL, MPI would end the process, so both are checked first. */
+/* Makes the caller's MPI communicator `native` the world group. MPI would end the process if MPI is not initialised or
+ * if `native` is MPI_COMM_NULL, so both conditions are checked first. */
 TE_API te_status te__comm_adopt(te_comm *comm, MPI_Comm native, te_context *ctx) {
     int is_initialized = 0, is_finalized = 0;
     (void)MPI_Initialized(&is_initialized), (void)MPI_Finalized(&is_finalized);

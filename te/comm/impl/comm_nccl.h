@@ -27,7 +27,7 @@ typedef ncclComm_t te__comm_native;
 
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
 
-/* A recorded operation. Only the first te__nccl_args_bytes bytes are recorded. */
+/* The arguments of an enqueued operation. A recorded pass stores only their first te__nccl_args_bytes bytes. */
 typedef struct te__nccl_args { const te_group *group; te__nccl_op op; } te__nccl_args;
 
 TE_API size_t te__nccl_args_bytes(const te__nccl_args *a) {
@@ -41,13 +41,13 @@ TE_API te_status te__nccl_call(const void *args, te_context *ctx) {
 TE_IF_USED TE_API te_status te__nccl_enqueue(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                              te_peer_kind kind, te_context *ctx) {
     te__nccl_args a;
-    /* 1: the collective was enqueued as a kernel of symmetric_collectives.h, so NCCL is not called */
+    /* 1 if the collective was enqueued as a kernel of symmetric_collectives.h, so that NCCL is not called */
     int taken = 0;
     TE_REQUIRE(dtype == TE_f32 || dtype == TE_bf16 || dtype == TE_f16, ctx, TE_ERROR_DTYPE, "no collectives of %s",
                te_dtype_name(dtype));
     if (g->peers) TE_TRY(te__peer_collective(&taken, g, kind, y, x, count, dtype, ctx));
     if (taken) return TE_OK;
-    memset(&a, 0, sizeof a); /* the padding must be 0, too, because recorded passes compare arguments byte by byte */
+    memset(&a, 0, sizeof a); /* sets the padding to 0 as well, because recorded passes compare arguments byte by byte */
     const ncclDataType_t type = dtype == TE_f32 ? ncclFloat32 : dtype == TE_bf16 ? ncclBfloat16 : ncclFloat16;
     a.group = g, a.op = te__nccl_op_of((te__nccl_kind)kind, y, x, count, type);
     return te__cuda_call(ctx, te__nccl_call, &a, te__nccl_args_bytes(&a));
@@ -68,7 +68,7 @@ TE_IF_USED TE_API te_status te__nccl_all_reduce(const te_group *g, void *y, cons
 TE_IF_USED TE_API te_status te__nccl_exchange(const te_group *g, const te_transfer *transfers, int count,
                                               te_context *ctx) {
     te__nccl_args a;
-    memset(&a, 0, sizeof a); /* recorded passes compare arguments byte by byte */
+    memset(&a, 0, sizeof a); /* sets the padding to 0 as well, because recorded passes compare arguments byte by byte */
     a.group = g, a.op = te__nccl_op_of(TE__NCCL_exchange, 0, 0, count, ncclInt8);
     memcpy(a.op.transfers, transfers, (size_t)count * sizeof *transfers);
     return te__cuda_call(ctx, te__nccl_call, &a, te__nccl_args_bytes(&a));
@@ -79,9 +79,9 @@ TE_IF_USED TE_API te_status te__nccl_exchange(const te_group *g, const te_transf
 /* Returns whether this library made the group's NCCL communicator, and so must free it. In a te_comm that
  * te_comm_from_native has made, the NCCL communicator of the world group belongs to the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
-/* Frees the symmetric memory of a group. A rank may free its own memory only when all other ranks have unmapped it,
- * and waits for that until the timeout. The all-reduce serves only as a barrier: it is complete once all ranks have
- * called it, which they do after they have unmapped the memory of the other ranks. */
+/* Frees the symmetric memory of a group. A rank may free its own memory only when all other ranks have unmapped it. The
+ * all-reduce serves only as a barrier for this: each rank calls it after it has unmapped the memory of the other ranks,
+ * and waits until the all-reduce is complete, at most until the timeout. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -112,10 +112,10 @@ TE_IF_USED TE_API const te_transport *te__comm_transport(void) {
 
 /* ---- the start ---------------------------------------------------------------------------------------------------
  *
- * A blocking ncclCommInitRank waits without a limit for a rank that does not come, and cannot be aborted. So the ranks
+ * A blocking ncclCommInitRank waits without a limit for a missing rank, and cannot be aborted. Therefore the ranks
  * first create comm->meeting, a non-blocking communicator, which this thread polls until config.timeout has passed. The
- * communicators of the groups are split from comm->meeting. They are blocking, because a collective of a non-blocking
- * communicator starts a thread, and the host would have to wait for this thread before it enqueues the next kernel.
+ * communicators of the groups are split from comm->meeting. They are blocking, because each collective of a
+ * non-blocking communicator starts a thread, for which the host would have to wait before it enqueues the next kernel.
  */
 
 /* Waits until the operations of a non-blocking NCCL communicator are complete, at most until comm->timeout seconds
@@ -130,12 +130,12 @@ TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since,
                   g->comm->world.rank, g->comm->world.size, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Opens comm->meeting, the non-blocking communicator of all ranks. If a rank has not come comm->timeout seconds after
- * the time `since`, the result is an error. */
+/* Opens comm->meeting, the non-blocking communicator of all ranks. Returns an error if a rank is missing comm->timeout
+ * seconds after the time `since`. */
 TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_context *ctx) {
     const te_group *w = &comm->world;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    /* NCCL may write the handle later, from its own thread; so after an error this memory is not freed. */
+    /* After an error this memory is not freed, because NCCL may still write the handle, from its own thread. */
     ncclComm_t *nccl = (ncclComm_t *)calloc(1, sizeof *nccl);
     TE_REQUIRE(nccl, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *nccl);
     config.blocking = 0;
@@ -162,8 +162,8 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     free(part);
     return TE_OK;
 }
-/* Passes the id of rank 0 to all ranks, by the address or by the file. *has_file: whether this rank has made the file,
- * which it must remove. */
+/* Passes the id of rank 0 to all ranks, by the address or by the file. Sets *has_file to 1 if this rank has made the
+ * file, and therefore must remove it. */
 TE_API te_status te__nccl_pass_id(ncclUniqueId *id, int *has_file, const te_group *w, const te__comm_start *start,
                                   te_context *ctx) {
     if (!w->rank) TE_TRY(te__nccl_status(w, ncclGetUniqueId(id), "ncclGetUniqueId", ctx));
@@ -240,7 +240,7 @@ TE_API void te__comm_forget_graphs(te_context *ctx) {
     while (s && s->replays) te__replay_evict(s, s->replays - 1);
 }
 /* Aborts comm->meeting if it is still open, which it is after an error in te_comm_create. If the communicator has
- * failed, te__comm_abort_all has aborted it already. */
+ * failed, te__comm_abort_all has already aborted comm->meeting. */
 TE_API void te__comm_close(te_comm *comm) {
     if (comm->meeting && !comm->failed) (void)ncclCommAbort((ncclComm_t)comm->meeting);
     comm->meeting = 0;
@@ -248,10 +248,10 @@ TE_API void te__comm_close(te_comm *comm) {
 
 /* ---- failure ----------------------------------------------------------------------------------------------------- */
 
-/* The arguments of the thread that aborts a failed communicator: it ends NCCL's kernels and then waits for the
+/* The arguments of the thread that aborts a failed communicator. The thread ends NCCL's kernels, and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    /* the NCCL communicators to abort: those of the groups, and comm->meeting; null: none */
+    /* the NCCL communicators to abort: those of the groups, and comm->meeting; an element may be null */
     ncclComm_t nccl[TE__COMM_GROUPS + 1];
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */
@@ -265,9 +265,9 @@ TE_API void *te__comm_abort_run(void *p) {
     __atomic_store_n(&a->done, ok ? 1 : -1, __ATOMIC_RELEASE);
     return 0;
 }
-/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing the flags in place of these
- * ranks. The results of the released work are undefined, as always after a failure. stream: a stream that is used only
- * for these writes; if the writes of the previous call are still in progress, a call does nothing. */
+/* Releases streams that wait for flags of failed ranks (bucket_reduce.h), by writing the flags in place of these ranks.
+ * The results of the released work are undefined, as always after a failure. stream: a stream that is used only for
+ * these writes; if the writes of the previous call are still in progress, the function does nothing. */
 TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = g->memory;
     if (!m || cudaStreamQuery(stream) != cudaSuccess) return;
@@ -276,7 +276,7 @@ TE_API void te__comm_release_waits(const te_group *g, cudaStream_t stream, te_co
             (void)te__stream_write_flag(m, te__gather_flag(m, m->rank, r, kind), 1, stream, ctx);
 }
 /* Aborts the work of a failed communicator on the device. Returns 0 if the device does not become idle within the
- * timeout; then all memory of the communicator stays allocated until the process ends. */
+ * timeout; all memory of the communicator then stays allocated until the process ends. */
 TE_API int te__comm_abort_all(te_comm *comm) {
     te__comm_abort *a = (te__comm_abort *)calloc(1, sizeof *a);
     cudaStream_t stream = 0;

@@ -1,20 +1,20 @@
-/* comm_start.h -- the start of a communicator, as far as it needs neither NCCL nor MPI: the file by which rank 0 passes
- * NCCL's unique id to the other ranks, the comparison of the ranks' replies about their configs, the hosts on which the
- * ranks run, and which ranks form which group.
+/* comm_start.h -- those parts of a communicator's start that need neither NCCL nor MPI: the file by which rank 0 passes
+ * NCCL's unique id to the other ranks, the comparison of the ranks' configs, the numbering of the hosts, and the
+ * division of the ranks into groups.
  *
  * Do this, on rank 0 and on the other ranks:
  *     TE_TRY(te__id_file_write(&id, sizeof id, file, timeout, ctx));   // then te__id_file_remove, when all have come
  *     TE_TRY(te__id_file_read(&id, sizeof id, file, timeout, ctx));    // waits for the file
  *
  * Whoever can write the file could make ranks connect to another address, and whoever can read it could join the run.
- * So the file is made for its owner alone (mode 0600), nothing that exists is overwritten, no symbolic link is
- * followed, and ranks take no file that belongs to another user or that others may write to.
+ * Therefore only the owner can access the file (mode 0600), no existing file is overwritten, no symbolic link is
+ * followed, and ranks do not use a file that belongs to another user or that others may write to.
  *
- * If rank 0 is killed before all ranks have come, the file stays. A later run recognises such a file by its age: a
- * running rank 0 removes its file after its timeout at the latest, so an older file must come from a run that was
- * killed. For this the clocks of all hosts and of the file's server must agree to within the timeout. A later run also
- * recognises the file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the other
- * ranks wait until rank 0 has made another file.
+ * If rank 0 is killed before all ranks have read the file, the file is left behind. A later run recognises such a file
+ * by its age: a running rank 0 removes its file after its timeout at the latest, so an older file must come from a run
+ * that was killed. For this the clocks of all hosts and of the file's server must agree to within the timeout. A later
+ * run also recognises the file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the
+ * other ranks wait until rank 0 has made another file.
  */
 #ifndef TE_COMM_START_H
 #define TE_COMM_START_H
@@ -33,7 +33,7 @@ enum {
     TE_COMM_RUN_NAME = 128    /* the largest size of the name of a run, in bytes, with the terminating 0 */
 };
 
-/* How the ranks find each other: by a file or by an address of rank 0, and this rank. */
+/* How the ranks find each other, by a file or by an address of rank 0; and the number of this rank. */
 typedef struct te__comm_start {
     const char *file;
     const char *address; /* "host:port"; a literal IPv6 address stands in brackets, as in "[::1]:29510" */
@@ -42,8 +42,8 @@ typedef struct te__comm_start {
     int rank, size;
 } te__comm_start;
 
-/* The content of the file. bytes: the size of the id; end: the same number again. As long as the file is not
- * completely written, `end` is missing. */
+/* The content of the file. bytes: the size of the id; end: the same number again, which is missing while the file is
+ * not completely written. */
 typedef struct te__id_file {
     char magic[16], run[TE_COMM_RUN_NAME];
     uint32_t bytes;
@@ -91,14 +91,14 @@ TE_API void te_comm_run_name(char name[TE_COMM_RUN_NAME]) {
 
 /* ---- rank 0 ------------------------------------------------------------------------------------------------------ */
 
-/* The age of a file in seconds, by this machine's clock. */
+/* Returns the age of a file in seconds, by this machine's clock. */
 TE_API double te__file_age(const struct stat *info) { return difftime(time(0), info->st_mtime); }
 /* Returns whether the file is too old to belong to this run. File times have whole seconds, so a file's age is
  * uncertain by one. */
 TE_API int te__id_file_is_old(const struct stat *info, double timeout) { return te__file_age(info) > timeout + 1; }
 
-/* Removes the file if an earlier run of this user has left it, so that a new one can be made; any other file is left as
- * it is, and the result is an error. */
+/* Removes a file that an earlier run of this user has left behind, so that a new file can be made. Any other existing
+ * file is left as it is, and the function returns an error. */
 TE_API te_status te__id_file_replace(const char *file, double timeout, te_context *ctx) {
     struct stat info;
     if (lstat(file, &info)) return TE_OK;
@@ -114,8 +114,8 @@ TE_API te_status te__id_file_replace(const char *file, double timeout, te_contex
                file, strerror(errno));
     return TE_OK;
 }
-/* Makes the file, with the id of `bytes` bytes. Errors: the file exists and is not the old file of an earlier run; the
- * file cannot be made. */
+/* Makes the file, with the id of `bytes` bytes. Returns an error if the file exists and is not the old file of an
+ * earlier run, or if it cannot be made. */
 TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     TE_REQUIRE(bytes <= sizeof f.id, ctx, TE_ERROR_OVERFLOW, "te_comm_create: a unique id of %zu bytes", bytes);
@@ -157,7 +157,8 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
     TE_REQUIRE(fd >= 0 || errno == ENOENT, ctx, TE_ERROR_IO, "te_comm_create: cannot read config.file %.120s: %s", file,
                strerror(errno));
     if (fd < 0) return TE_OK;
-    /* whether the opened file is the one that lstat has seen: between the two calls the name may have become a link */
+    /* whether the opened file is the file that lstat has seen, because the name may have become a link between the two
+     * calls */
     const int is_same = !fstat(fd, &info) && info.st_dev == link.st_dev && info.st_ino == link.st_ino;
     const ssize_t got = is_same ? read(fd, f, sizeof *f) : 0;
     (void)close(fd);
@@ -180,8 +181,9 @@ TE_API te_status te__id_file_try(te__id_file *f, const char **waits, const char 
     *waits = 0;
     return TE_OK;
 }
-/* Waits for the file and reads the id. Errors: within `timeout` seconds no file of this run came; the file belongs to
- * another user, or others may write to it; the file is a link, or was not made by te__id_file_write. */
+/* Waits for the file and reads the id. Returns an error if there is no file of this run within `timeout` seconds, if
+ * the file belongs to another user or others may write to it, or if the file is a link or was not made by
+ * te__id_file_write. */
 TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     const char *waits = 0;
@@ -200,8 +202,8 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
-/* A rank's reply about its config and its host. accepts: 1: the rank accepts its config; numbers: the members of its
- * te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
+/* A rank's reply about its config and its host. accepts is 1 if the rank accepts its config; numbers: the members of
+ * its te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
  * (te__says_host); name: the beginning of the host's name. The struct has no padding. */
 enum { TE__COMM_NUMBERS = 6 };
 typedef struct te__comm_says {
@@ -210,8 +212,9 @@ typedef struct te__comm_says {
     char name[32];
 } te__comm_says;
 
-/* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or has another size than rank 0
- * in it, all ranks return the same error; but a rank that already has an error, `status`, returns that error. */
+/* Compares the replies of all ranks, says[size]. If a rank does not accept its config, or if a number in its config
+ * differs from that of rank 0, all ranks return the same error. A rank that already has an error, `status`, returns
+ * `status` instead. */
 TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status status, te_context *ctx) {
     static const char *const names[TE__COMM_NUMBERS] = {"tensor",   "copies",              "context",
                                                         "pipeline", "tensor_across_hosts", "hierarchical"};
@@ -230,9 +233,10 @@ TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status
 
 /* ---- hosts ------------------------------------------------------------------------------------------------------- */
 
-/* Sets the members host and name of this rank's reply. Two ranks are on one host if the operating system has the same
- * boot id, a random number that Linux draws when it starts, and the hosts have the same name: containers of one machine
- * have the same boot id but, as a rule, cannot map each other's memory. name: config.host; null: the system's. */
+/* Sets the members host and name of this rank's reply. Two ranks are on one host if the boot id, a random number that
+ * Linux draws when it starts, and the host's name are the same. The name is compared because containers of one machine
+ * have the same boot id but usually cannot map each other's memory. name: config.host, or null for the system's host
+ * name. */
 TE_API void te__says_host(te__comm_says *mine, const char *name) {
     char text[64] = "";
     struct utsname system;
@@ -265,8 +269,8 @@ typedef struct te__grid {
     int *seen;          /* [size]: scratch */
 } te__grid;
 
-/* Each of the functions te__<name>_group_of returns the number of the group to which rank r of the world belongs, among
- * the groups of this kind. te__grid_group makes the groups from these numbers. */
+/* For each kind of group, such as tensor, the function te__<kind>_group_of returns the number of the group to which
+ * rank r of the world belongs. te__grid_group makes the groups from these numbers. */
 typedef int (*te__group_of_fn)(const te__grid *grid, int r);
 
 TE_API int te__tensor_group_of(const te__grid *grid, int r) { return r / grid->tensor; }
@@ -275,28 +279,30 @@ TE_API int te__data_group_of(const te__grid *grid, int r) {
     const int ranks = grid->size / grid->pipeline;
     return r / ranks * grid->tensor + r % grid->tensor;
 }
-/* Rank d of a data group is rank d % context of its context group. */
+/* A context group consists of `context` consecutive ranks of a data group. */
 TE_API int te__context_group_of(const te__grid *grid, int r) {
     return r / (grid->tensor * grid->context) * grid->tensor + r % grid->tensor;
 }
 TE_API int te__pipeline_group_of(const te__grid *grid, int r) { return r % (grid->size / grid->pipeline); }
-/* A rank of a stage that is neither the first nor the last is a group by itself. */
+/* A rank of the first stage and the corresponding rank of the last stage form a group; each rank of another stage is a
+ * group by itself. */
 TE_API int te__embedding_group_of(const te__grid *grid, int r) {
     const int ranks = grid->size / grid->pipeline, stage = r / ranks;
     return grid->pipeline > 1 && (!stage || stage == grid->pipeline - 1) ? r % ranks : r;
 }
-/* The ranks of a data group on one host. */
+/* Ranks of a data group that are on the same host form a group. */
 TE_API int te__in_host_group_of(const te__grid *grid, int r) {
     return te__data_group_of(grid, r) * grid->size + grid->host_of[r];
 }
-/* The ranks of a data group that have the same number among the ranks of it on their host. */
+/* On each host, the ranks of a data group are numbered from 0; ranks with the same number on different hosts form a
+ * group. */
 TE_API int te__across_hosts_group_of(const te__grid *grid, int r) {
     int number = 0;
     for (int i = 0; i < r; i++) number += te__in_host_group_of(grid, i) == te__in_host_group_of(grid, r);
     return te__data_group_of(grid, r) * grid->size + number;
 }
-/* Sets *size to the number of ranks in the group of rank r, and *hosts to the number of hosts on which they run.
- * Returns rank r's number in the group, whose ranks are in the order of their ranks in the world. */
+/* Sets *size to the number of ranks in the group of rank r, and *hosts to the number of hosts on which these ranks run.
+ * Returns the number of rank r within the group, whose ranks keep the order that they have in the world. */
 TE_API int te__grid_group(int *size, int *hosts, te__group_of_fn group_of, const te__grid *grid, int r) {
     const int number = group_of(grid, r);
     int rank = 0;

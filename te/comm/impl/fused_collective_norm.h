@@ -15,7 +15,8 @@
  *
  * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
  * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of the other
- * ranks, and each lane sends a row before it waits for it: no deadlock, if blocks with lower indices start first.
+ * ranks, and each lane sends its packets of a row before it waits for those of other ranks. So no deadlock is possible
+ * if blocks with lower indices start first.
  *
  * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce pattern: for each row a rank sends
  * 2 h bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from
@@ -62,12 +63,13 @@ typedef struct te_fused_collective_args {
      * another in this launch; peers.y is null, because the kernel stores its results through c */
     te_peer_args peers;
     int64_t first, end;         /* this launch computes rows [first, end) */
-    /* reduce_scatter .. all_gather: the number of rows that each rank has after the reduce_scatter; all_reduce: 0 */
+    /* in reduce_scatter .. all_gather the number of rows that each rank has after the reduce_scatter; 0 in an
+     * all_reduce */
     int64_t pitch;
     void *gathered;             /* [ranks * pitch, c.half]: receives the output of all_gather; null in an all_reduce */
-    int is_sent;                /* 1: the epilogue of the previous GEMM has already sent x to the other ranks */
+    int is_sent;                /* 1 if the epilogue of the previous GEMM has already sent x to the other ranks */
     void *sum;                  /* [c.rows, c.half]: receives the sum over the ranks, which backward reads if the norm
-                                 * comes first behind the collective; null: the sum is not stored */
+                                 * directly follows the collective; null if the sum is not stored */
 } te_fused_collective_args;
 /* Which collective a fused kernel contains: a one-shot or two-shot all_reduce, or reduce_scatter .. all_gather. */
 typedef enum te_fused_mode { TE_FUSED_one_shot, TE_FUSED_two_shot, TE_FUSED_gathers } te_fused_mode;
@@ -80,8 +82,8 @@ typedef struct te_fused_collective_source {
     int two_shot, gathers;
 } te_fused_collective_source;
 /* The state of the store function te_fused_row_store. A store function (te_store_fn) gets only a pointer to the bits of
- * the amax, but this one also needs the epoch: it casts the pointer to a pointer to this struct, so `amax` must be the
- * first member. */
+ * the amax, but te_fused_row_store also needs the epoch. It casts the pointer to a pointer to this struct, so `amax`
+ * must be the first member. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
@@ -94,8 +96,8 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
 /* Return the number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* Return the index, within the tensor x, of row number `row` of rank `rank`: of the rows that this rank computes. In an
- * all_reduce every rank computes all rows, so the result is `row`. */
+/* Return the index, within the tensor x, of row number `row` among the rows that rank `rank` sums. In an all_reduce
+ * every rank computes all rows, so the result is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
 }
@@ -159,7 +161,7 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
 /* Send a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
  * reduce_scatter .. all_gather, each other rank gets another row: the row with index `row` among the rows that the
  * receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this row is
- * sent. The epoch is loaded at the same time as x: it is used only after the loads of x have been issued. */
+ * sent. The epoch is loaded at the same time as x, because it is used only after the loads of x have been issued. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -201,8 +203,8 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
 }
 /* The load function (of type te_norm_load_fn) of a fused collective kernel. It sums a row over the ranks, runs the ops
  * before the norm on the sum, and sets row_x to the norm's input. It loads gamma and the residual before it waits for
- * the first packet, so that these loads overlap the wait; the add that reads the residual may stand before the norm or
- * behind it. row_x: registers for the row, for gamma, and for the residual, k.chunks vectors each. */
+ * the first packet, so that these loads overlap the wait. The add that reads the residual may come before or after the
+ * norm. row_x: registers for the row, for gamma, and for the residual, k.chunks vectors each. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -351,20 +353,20 @@ TE_FN void te_fused_collective_body(const te_fused_collective_args *p, te_block 
 /* The fused kernels of a pattern. */
 typedef struct te_fused_collective {
     te_status (*launch)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);   /* null: no fused kernel */
-    /* null: the pattern has no two-shot kernel */
+    /* null if the pattern has no two-shot kernel */
     te_status (*two_shot)(te_context *ctx, te_grid grid, const te_fused_collective_args *p);
     int groups, blocks_per_sm; /* groups: the number of rows that a block computes at a time; blocks_per_sm: the number
                                 * of blocks per multiprocessor */
 } te_fused_collective;
 
-/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor: as many as have at most 1024
- * threads together, so that the compiler may use 64 registers in each thread. */
+/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor. Together they have at most
+ * 1024 threads, so that the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
  * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
- * pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency dominates. gathers: 0:
- * all_reduce; 1: reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
+ * pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency dominates. gathers: 0
+ * for all_reduce, 1 for reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
  * (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
@@ -415,10 +417,11 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes; 0: the fused kernel cannot
- * be used. reduce_scatter .. all_gather (pitch > 0): all rows, or 0 if the rows of all ranks do not fit into the
- * symmetric memory. all_reduce (pitch 0): as many rows as fit into the symmetric memory; if these have more bytes than
- * one-shot supports, rounded to a multiple of the number of ranks. */
+/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
+ * cannot be used. For reduce_scatter .. all_gather (pitch > 0) the result is all rows, or 0 if the rows of all ranks do
+ * not fit into the symmetric memory. For all_reduce (pitch 0) the result is as many rows as fit into the symmetric
+ * memory; if these have more bytes than one-shot supports, the number is rounded to a multiple of the number of
+ * ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -452,17 +455,17 @@ TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_s
     return kernels.launch && k.norm >= 0 && k.aligned && k.in_halves == 1;
 }
 
-/* Return the memory in which the fused kernel stores the sum for backward: that of `sum`, if forward saves the output
- * of the step's collective; else null. */
+/* Return where the fused kernel stores the sum for backward: sum.data if forward saves the output of the pattern's
+ * collective, else null. */
 TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum) {
     return r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved ? sum.data : 0;
 }
 
 /* ---- host: all_reduce ([bias] [dropout] add [fork or output] norm, or norm add) ---------------------------------- */
 
-/* Return the number of rows that one launch of the fused all_reduce kernel computes. 0: the fused kernel cannot be
- * used, because it does not support the shapes or formats, x is not aligned to 16 bytes, or there is no symmetric
- * memory. */
+/* Return the number of rows that one launch of the fused all_reduce kernel computes. The result is 0 if the fused
+ * kernel cannot be used, because it does not support the shapes or formats, x is not aligned to 16 bytes, or there is
+ * no symmetric memory. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in) return 0;
@@ -482,10 +485,9 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     if (w.launches) p.c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
-/* Runs the step: as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If the
- * previous linear has deferred its GEMM, the GEMM runs here first. gemm: kernels whose epilogue also sends the GEMM's
- * partial sums to the other ranks (collective_step.h), used if one of them supports this GEMM; null: there are no such
- * kernels. */
+/* Runs the pattern as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If
+ * the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: kernels whose epilogue also sends
+ * the GEMM's partial sums to the other ranks (collective_step.h), used if one of them supports this GEMM; or null. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {
@@ -520,9 +522,9 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork or output] norm all_gather ---------------------------------- */
 
-/* Return the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. 0:
- * the fused kernel cannot be used, because it does not support the shapes or formats, a tensor is not aligned to 16
- * bytes, or there is no symmetric memory. */
+/* Return the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. The
+ * result is 0 if the fused kernel cannot be used, because it does not support the shapes or formats, a tensor is not
+ * aligned to 16 bytes, or there is no symmetric memory. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -531,9 +533,9 @@ TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, te_value x, te_val
     const int64_t local = x.rows / r->tensor->size;
     return te__fused_rows_per_launch(r->tensor, local, x.cols * (int64_t)te_dtype_bytes(x.dtype), local);
 }
-/* Runs the step as one fused kernel. middle: the step without its all_gather. sum: memory for this rank's rows of the
- * sum. y: the gathered output; if the output is stored in FP8, only the memory of y is used. next: the index of the
- * linear that reads the output in FP8; -1: the output is not stored in FP8. */
+/* Runs the pattern as one fused kernel. middle: the step, without its all_gather. sum: memory for this rank's rows of
+ * the sum. y: the gathered output; if the output is stored in FP8, only the memory of y is used. next: the index of the
+ * linear that reads the output in FP8, or -1 if the output is not stored in FP8. */
 TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middle, te_value x, te_value sum, te_value y,
                                                  int next, te_fused_collective kernels, te_pointwise_shape k) {
     const int last = middle->op[middle->count - 1], block = y.block;
@@ -547,8 +549,8 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     TE_TRY(te__pointwise_forward(r, &w, sum));
     if (!is_saved) p.c.y = 0;
     p.c.take = r->take, r->take.taken = 0;
-    /* store the output in FP8: in the memory of the linear's saved input if forward saves it, else in the memory of
-     * y */
+    /* store the output in FP8, in the memory of the linear's saved input if forward saves that input, else in the
+     * memory of y */
     if (next >= 0) {
         void *const saved = te__saved_input_of(r, next).x;
         TE_TRY(te__pointwise_store_fp8_operand(&y, r, &p.c, next, TE_ROWS_tokens, saved ? saved : y.data));
@@ -558,10 +560,10 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
     te__set_current(r, y);
     return r->dry ? TE_OK : te__fused_collective_launch(&p, r, x, kernels, p.c.rows);
 }
-/* Runs the step: as one fused kernel if possible, else as the reduce_scatter, the pointwise kernel `launch` and the
- * all_gather. If the previous linear has deferred its GEMM, the GEMM runs here first; if one of the kernels `gemm`
- * supports it, the GEMM overlaps the reduce_scatter, and the fused kernel is not used. gemm null: there are no such
- * kernels. */
+/* Runs the pattern as one fused kernel if possible, else as the reduce_scatter, the pointwise kernel `launch` and the
+ * all_gather. If the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: kernels that
+ * overlap a GEMM with the reduce_scatter, or null; if one of them supports this GEMM, it is used instead of the fused
+ * kernel. */
 TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                te_fused_collective kernels, te_pointwise_shape k,
                                                te_gemm_reduce_scatter_kernels *gemm) {

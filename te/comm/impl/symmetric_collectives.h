@@ -1,5 +1,5 @@
 /* symmetric_collectives.h -- all-reduce, reduce-scatter and all-gather through symmetric memory (symmetric_memory.h).
- * Each is one kernel. te__peer_algorithm_of chooses between one-shot and two-shot all-reduce.
+ * Each collective is one kernel. te__peer_algorithm_of chooses between one-shot and two-shot all-reduce.
  *
  * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
  *
@@ -40,8 +40,9 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. It sends its
  * packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The arguments
- * `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is compiled;
- * TE_PEER_MAX_RANKS: for any number. aligned: 1 if the kernel is only launched where te_peer_args.aligned is 1. */
+ * `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is compiled, or
+ * TE_PEER_MAX_RANKS if it is compiled for any number. aligned: 1 if the kernel is only launched where
+ * te_peer_args.aligned is 1. */
 
 /* Loads packet i of the tensor a->x into *x, and sends it to all other ranks. packets: the number of packets of the
  * tensor. */
@@ -94,9 +95,9 @@ TE_FN void te__peer_scatter_send(te_packet *local, const te_peer_args *a, uint32
         te_packet_send(te__peer_slot(a->buffer[to], a, *epoch, a->rank, s.packets, i), &v[k]);
     }
 }
-/* The layout of a two-shot all-reduce. The tensor has `packets` packets; rank r sums the packets with indices from r *
- * shard to (r + 1) * shard - 1. A rank's buffer has one half for even epochs and one for odd epochs; each half holds
- * first the slots of the packets to be summed and then, from index `sums` on, the slots of the sums. */
+/* The layout of a two-shot all-reduce. The tensor has `packets` packets; rank r sums packets r * shard to (r + 1) *
+ * shard - 1. A rank's buffer has one half for even epochs and one for odd epochs; each half holds first the slots of
+ * the packets to be summed and then, from index `sums` on, the slots of the sums. */
 typedef struct te_two_shot_layout { int packets, shard, sums; } te_two_shot_layout;
 TE_FN void te__peer_two_shot_send(te_packet *local, const te_peer_args *a, uint32_t *epoch, te_two_shot_layout p, int i,
                                   const int ranks, const int aligned) {
@@ -224,10 +225,10 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 /* Sets the sizes in *p for tensors of up to max_bytes. A rank's buffer has one half for even epochs and one for odd
- * epochs; a half must hold the packets of any collective: a two-shot all-reduce needs 2 max_bytes, and some bytes more
- * because its shards are rounded up to whole packets; an all-gather needs 2 max_bytes, because half of each packet is
- * flags. A one-shot all-reduce over N ranks needs N times the size of its tensor, which fits because such a tensor has
- * at most one_shot_bytes. algorithm: te_comm_config.all_reduce, the algorithm of all-reduces. */
+ * epochs, and a half must hold the packets of any collective. A two-shot all-reduce needs 2 max_bytes and a few bytes
+ * more, because its shards are rounded up to whole packets. An all-gather needs 2 max_bytes, because half of each
+ * packet is flags. A one-shot all-reduce over N ranks needs N times the size of its tensor, which fits because such a
+ * tensor has at most one_shot_bytes. algorithm: te_comm_config.all_reduce, the algorithm of all-reduces. */
 TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, te_all_reduce_algorithm algorithm, int ranks) {
     p->max_bytes = te_min(max_bytes, TE_PEER_MAX_BYTES);
     p->half_bytes = te_round_up(2 * p->max_bytes + 2 * ranks * (ranks + 1) * TE_PACKET_BYTES, TE_ALIGN);
@@ -260,9 +261,9 @@ TE_IF_USED TE_API te_status te__peer_launch(const te_peer_args *a, int max_block
     return known_ranks ? te_peer_two_shot_4_launch(ctx, grid, a) : te_peer_two_shot_launch(ctx, grid, a);
 }
 #undef TE__PEER_LAUNCH
-/* Enqueues the collective if its data fits into the symmetric memory. *taken: whether it was enqueued; if not, the
- * caller must use another transport, such as NCCL. count: the number of elements of x in an all_reduce or an
- * all_gather, of y in a reduce_scatter. */
+/* Enqueues the collective if its data fits into the symmetric memory. Sets *taken to 1 if the collective was enqueued;
+ * otherwise the caller must use another transport, such as NCCL. count: the number of elements of x in an all_reduce or
+ * an all_gather, of y in a reduce_scatter. */
 TE_IF_USED TE_API te_status te__peer_collective(int *taken, const te_group *g, te_peer_kind kind, void *y,
                                                 const void *x, int64_t count, te_dtype dtype, te_context *ctx) {
     te_peer_memory *p = g->peers;

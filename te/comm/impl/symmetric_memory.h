@@ -2,15 +2,15 @@
  * kernels exchange packets through these buffers.
  *
  * Collectives push: a rank stores data directly into the buffer of the peer that needs it, 16 bytes at a time, and the
- * peer polls its own buffer until the data has arrived. A packet is its own flag, because a slot without a packet holds
- * a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags are similar). The latency is
- * therefore only that of one store over the link: there is no separate flag, hence no fence between data and flag, and
- * no load from another rank's memory.
+ * peer polls its own buffer until the data has arrived. A packet needs no separate flag, because a slot without a
+ * packet holds a reserved bit pattern (core/impl/peer_packet.h; NCCL's LL protocol and Lamport flags are similar). The
+ * latency is therefore only that of one store over the link: there is no fence between data and flag, and no load from
+ * another rank's memory.
  *
- * The buffer has two halves: even epochs use one and odd epochs the other (each collective is an epoch). No barrier is
- * needed before a half is written again: a rank writes to a peer's half in epoch e + 2 only after it has received, in
- * epoch e + 1, data that the peer sent after emptying this half. Each thread block counts epochs in device memory, so
- * that a CUDA graph can be replayed.
+ * Each collective is an epoch. The buffer has two halves, one for even and one for odd epochs. No barrier is needed
+ * before a half is written again: a rank writes to a peer's half in epoch e + 2 only after it has received, in epoch e
+ * + 1, data that the peer sent after emptying this half. Each thread block counts epochs in device memory, so that a
+ * CUDA graph can be replayed.
  *
  * Thread i of a rank waits only for thread i of its peers, which sends before it waits, and all ranks launch the same
  * number of threads. Therefore no deadlock is possible, however few blocks are resident, as long as blocks with lower
@@ -26,8 +26,8 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor: up to 1 GiB an int can count the packets
-                                              * of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor, 1 GiB, up to which an int can count the
+                                              * packets of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
@@ -45,8 +45,8 @@ typedef struct te_peer_state {
     /* the number of collectives so far. Each block reads and advances a counter of its own; between kernels all
      * counters are equal */
     uint32_t epoch[TE_PEER_MAX_BLOCKS];
-    uint32_t failed;                    /* 0: no timeout so far; r + 1: this rank has waited too long for rank r, and
-                                         * the group can no longer be used */
+    uint32_t failed;                    /* 0 if there was no timeout; r + 1 if this rank has waited too long for rank r,
+                                         * after which the group can no longer be used */
 } te_peer_state;
 
 /* The buffers of a group, in the address space of one of its ranks. */
@@ -55,14 +55,14 @@ typedef struct te_peer_memory {
     te_peer_state *state;
     uint32_t *failed;       /* a copy of state->failed in pinned host memory, which the host can read at any time */
     int64_t half_bytes;     /* the size of each half of a buffer */
-    /* the size in bytes of the largest tensor that is exchanged through the buffers; larger ones go through NCCL */
+    /* the size in bytes of the largest tensor that is exchanged through the buffers; larger tensors go through NCCL */
     int64_t max_bytes;
-    /* reduce_bytes: the size in bytes of the largest tensor whose all-reduce goes through the buffers; 0: all go
-     * through NCCL. one_shot_bytes: the size of the largest tensor whose all-reduce uses the one-shot algorithm */
+    /* reduce_bytes: the size in bytes of the largest tensor whose all-reduce goes through the buffers, or 0 if all
+     * all-reduces go through NCCL. one_shot_bytes: the size of the largest tensor whose all-reduce uses the one-shot
+     * algorithm */
     int64_t reduce_bytes, one_shot_bytes;
-    /* The number of multiprocessors of the rank's device that has the fewest, and at most TE_PEER_MAX_BLOCKS. All ranks
-     * launch a kernel with the same number of blocks: at most max_blocks times the blocks that fit on a
-     * multiprocessor. */
+    /* The smallest number of multiprocessors of the ranks' devices, but at most TE_PEER_MAX_BLOCKS. All ranks launch a
+     * kernel with the same number of blocks: at most max_blocks times the blocks that fit on a multiprocessor. */
     int max_blocks;
     /* Statistics: how many kernels of each kind were launched. collectives: all kernels that contain a collective;
      * fused: kernels of fused patterns (fused_collective_norm.h); fused_fp8: kernels of fused patterns that gathered
@@ -74,10 +74,10 @@ typedef struct te_peer_memory {
 typedef struct te_peer_args {
     void *y;
     const void *x;
-    int64_t bytes; /* the size in bytes: of x in an all_reduce or an all_gather, of y in a reduce_scatter */
+    int64_t bytes; /* size in bytes of x in an all_reduce or an all_gather, of y in a reduce_scatter */
     te_dtype dtype;
-    int rank, ranks, aligned; /* rank: the index of this rank; ranks: the number of ranks; aligned: 1: x and y are
-                               * aligned to 16 bytes, and `bytes` is a multiple of 16 */
+    int rank, ranks, aligned; /* rank: the index of this rank; ranks: the number of ranks; aligned: 1 if x and y are
+                               * aligned to 16 bytes and `bytes` is a multiple of 16 */
     char *buffer[TE_PEER_MAX_RANKS], *local; /* local: the buffer of this rank */
     te_peer_state *state;
     uint32_t *failed;
@@ -124,8 +124,8 @@ TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, i
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
 /* Return whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit
- * mask of the ranks that the thread waits for; the lowest one is reported as failed. *since: when the wait began; 0
- * before the first call. */
+ * mask of the ranks that the thread waits for, of which the lowest is reported as failed. *since: the time when the
+ * wait began; it must be 0 at the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -137,8 +137,8 @@ TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t mi
     return 1;
 }
 /* Waits for packet i from each rank in the bit mask `missing`, stores the packets to v[rank], and sets the slots in
- * which they arrived to empty. count: the number of packets that each rank sends. Returns 0 after a timeout. flagged:
- * 1: the packets are those of an all_gather (te__peer_all_gather), whose words 1 and 3 are flags. */
+ * which they arrived to empty. count: the number of packets that each rank sends. Returns 0 after a timeout. flagged: 1
+ * for the packets of an all_gather (te__peer_all_gather), whose words 1 and 3 are flags. */
 TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, uint32_t epoch, int count, int i,
                         uint32_t missing, const int ranks, const int flagged) {
     const uint32_t expected = missing;
@@ -171,7 +171,7 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
 /* Set *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
- * the ranks, so their sums are bitwise identical. Before it sends the sum, the caller calls te_packet_escape, because
+ * the ranks, so their sums are bitwise identical. A caller that sends the sum must first call te_packet_escape, because
  * the sum may have the bit pattern that marks an empty slot. Returns 0 after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
                        const int ranks) {
@@ -214,8 +214,8 @@ TE_FN int te__peer_wait8(te_packet *v, const te_peer_args *a, char *slot, int r)
     return 1;
 }
 /* Sets *sum to the sum of the packets i of all ranks, as te__peer_sum does, but waits for one rank after the other, so
- * that only one packet is held in registers, however many ranks there are. Unlike te__peer_sum it does not report a
- * timeout; the sum is then NaN. dtype: a->dtype as a compile-time constant. */
+ * that only one packet is held in registers, however many ranks there are. Unlike te__peer_sum, the function does not
+ * report a timeout; after a timeout the sum is NaN. dtype: a->dtype as a compile-time constant. */
 TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count,
                                int i, const te_dtype dtype) {
     float s[8];
@@ -246,7 +246,7 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
                                      te_dtype dtype) {
     const te_peer_memory *p = g->peers;
     te_peer_args a;
-    memset(&a, 0, sizeof a); /* the padding must be 0, too, because recorded passes compare arguments byte by byte */
+    memset(&a, 0, sizeof a); /* sets the padding to 0 as well, because recorded passes compare arguments byte by byte */
     a.kind = kind, a.algorithm = algorithm, a.bytes = bytes, a.dtype = dtype, a.rank = g->rank, a.ranks = g->size;
     memcpy(a.buffer, p->buffer, sizeof a.buffer), a.local = p->buffer[g->rank];
     a.state = p->state, a.failed = p->failed, a.half_bytes = p->half_bytes;
@@ -257,7 +257,7 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
 }
 /* Return the arguments of the exchange in a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes
  * each, and in the GEMM whose epilogue sends packets to the pattern. With two-shot, a rank sends to each other rank
- * only those rows that the other rank sums, so te_peer_args.bytes counts only these. */
+ * only those rows that the receiving rank sums, so te_peer_args.bytes counts only these rows. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

@@ -1,7 +1,8 @@
 /* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank allocates its own
  * buffers, and maps those of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges. Either
- * all ranks of a group get symmetric memory or none does. No rank gets it if the group spans hosts (te_group.hosts),
- * several ranks are in one process, or the devices cannot access each other; NCCL then does all collectives.
+ * all ranks of a group get symmetric memory or none does. No rank gets symmetric memory if the group spans hosts
+ * (te_group.hosts), several ranks are in one process, or the devices cannot access each other; NCCL then does all
+ * collectives.
  *
  *   te_peer_memory       packet buffers for small collectives (symmetric_memory.h), by te__peer_memory_open
  *   te__overlap_memory   flags and slots for GEMMs that overlap collectives (te/gemm/impl/gemm_comm_overlap.h) and for
@@ -46,7 +47,7 @@ typedef struct te__nccl_op {
     ncclDataType_t type;
     void *y;
     const void *x;
-    int64_t count;                          /* of elements; for an exchange: of messages */
+    int64_t count;                          /* number of elements or, for an exchange, of messages */
     te_transfer transfers[TE_EXCHANGE_MAX]; /* [count] for an exchange, else unused; a copy of an operation has only
                                              * its first te__nccl_op_bytes bytes */
 } te__nccl_op;
@@ -73,7 +74,7 @@ TE_API ncclResult_t te__nccl_exchange_now(const te__nccl_op *op, ncclComm_t nccl
     const ncclResult_t ended = ncclGroupEnd();
     return e == ncclSuccess ? ended : e;
 }
-/* Numbers are summed; of an ncclUint32, which serves as a barrier, nobody reads the result. */
+/* All reductions are sums. The type ncclUint32 is used only for barriers, whose result is not read. */
 TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl, cudaStream_t stream) {
     const size_t count = (size_t)op->count;
     switch (op->kind) {
@@ -83,9 +84,9 @@ TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl,
     default: return ncclAllReduce(op->x, op->y, count, op->type, ncclSum, nccl, stream);
     }
 }
-/* Return a hash of those properties of an operation on which depends to which ranks NCCL connects for it: for a
- * collective the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size;
- * for an exchange the ranks of the messages. It is not 0. */
+/* Return a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective this
+ * is the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size; for an
+ * exchange it is the ranks of the messages. The hash is never 0. */
 TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
     uint64_t word[4] = {(uint64_t)(uintptr_t)nccl, (uint64_t)op->kind, (uint64_t)op->type, (uint64_t)op->count};
     while (op->kind != TE__NCCL_exchange && word[3] & (word[3] - 1)) word[3] &= word[3] - 1;
@@ -97,7 +98,7 @@ TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
     }
     return hash ? hash : 1;
 }
-/* A call of NCCL by a thread of its own. done: 1 when the call has returned. */
+/* A call of NCCL in a separate thread. done: 1 when the call has returned. */
 typedef struct te__nccl_thread {
     te__nccl_op op;
     ncclComm_t nccl;
@@ -113,8 +114,8 @@ TE_API void *te__nccl_thread_run(void *p) {
     return 0;
 }
 /* Let a thread enqueue the operation, and wait for the thread at most g->comm->timeout seconds. After an error the
- * thread may still wait inside NCCL, so it keeps its memory; te_comm_destroy aborts the communicator, which ends that
- * wait. */
+ * thread's memory is not freed, because the thread may still wait inside NCCL; te_comm_destroy ends that wait by
+ * aborting the communicator. */
 TE_API te_status te__nccl_run_by_thread(ncclResult_t *result, const te_group *g, const te__nccl_op *op,
                                         const char *what, te_context *ctx) {
     const double since = te__seconds();
@@ -141,11 +142,11 @@ TE_API te_status te__nccl_run_by_thread(ncclResult_t *result, const te_group *g,
     free(t);
     return TE_OK;
 }
-/* Enqueue an operation. The groups' communicators are blocking, and NCCL connects two ranks only when an operation
- * first needs that (NCCL_RUNTIME_CONNECT; sends and receives always): inside this call, by messages for which it waits
- * without a limit, so a rank that hangs or has died would block the host. Therefore the first operation of each
- * signature is enqueued by another thread, with a time limit. Later ones with the same signature find their
- * connections, and do not wait for other ranks. */
+/* Enqueue an operation. NCCL connects two ranks only when an operation first needs the connection (for collectives
+ * unless NCCL_RUNTIME_CONNECT is 0, for sends and receives always). The groups' communicators are blocking, so NCCL
+ * connects inside this call and waits for the other rank without a limit; a rank that hangs or has died would block the
+ * host. Therefore the first operation of each signature is enqueued by another thread, with a time limit. Later
+ * operations with the same signature use existing connections, and do not wait for other ranks. */
 TE_API te_status te__nccl_run(const te_group *g, const te__nccl_op *op, te_context *ctx) {
     static const char *const names[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"}; /* te__nccl_kind */
     const char *what = names[op->kind];
@@ -179,27 +180,27 @@ TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_co
 
 /* ---- handles, which the ranks exchange --------------------------------------------------------------------------- */
 
-/* What a rank tells the other ranks about itself before they map each other's memory. */
+/* Data about a rank that the ranks exchange before they map each other's memory. */
 typedef struct te_peer_info {
     /* in the first exchange of these structs: whether the rank has allocated its memory; in the second exchange:
      * whether it has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
-    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* the members of the rank's te_peer_memory with these names; they
-                                                      * must be the same on all ranks */
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* copies of the members of the rank's te_peer_memory; they must be
+                                                      * the same on all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
 /* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all others. Waits for all
- * ranks. Returns whether the exchange succeeded; if a rank has not come within the timeout, the communicator has
- * failed, and no device memory may be freed. staging: device memory for te_peer_info[size]. */
+ * ranks. Returns whether the exchange succeeded; if a rank is missing after the timeout, the communicator has failed,
+ * and no device memory may be freed. staging: device memory for te_peer_info[size]. */
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
     const te__nccl_op gather =
         te__nccl_op_of(TE__NCCL_all_gather, staging, staging + g->rank, (int64_t)one, ncclInt8);
-    /* The last call, cudaMemcpy to the host, waits without a time limit for the all-gather. So te__comm_wait_stream
-     * first waits with a limit. */
+    /* The last call, cudaMemcpy to the host, would wait for the all-gather without a time limit. Therefore
+     * te__comm_wait_stream waits for it first, with a limit. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
            te__nccl_run(g, &gather, ctx) == TE_OK &&
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
@@ -314,7 +315,7 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* Return the address of the function of the CUDA driver that has this name; null: this driver has no such function. */
+/* Return the address of the CUDA driver's function with this name, or null if the driver has no such function. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
@@ -374,8 +375,8 @@ TE_API te_status te__overlap_memory_open(te_group *g, int64_t bytes, te_context 
     const int has_streams = te__overlap_memory_streams(m);
     const te_status status = te_allocate(ctx, (void **)&staging, TE_PEER_MAX_RANKS * sizeof *staging);
     /* A rank that could not create its streams must still exchange its memory handle, because the other ranks wait for
-     * it, but it allocates a smaller block. Ranks do not map blocks whose size differs from that of their own block
-     * (te__peer_can_map), so then no rank of the group gets symmetric memory. */
+     * the exchange. Such a rank allocates a smaller block. Since ranks do not map blocks whose size differs from that
+     * of their own block (te__peer_can_map), no rank of the group then gets symmetric memory. */
     const size_t block_bytes = flag_bytes + (has_streams ? m->capacity : 0);
     int ok = status == TE_OK && te__overlap_block_map(&m->block[0], block_bytes, flag_bytes, g, staging, ctx);
     ok = ok && has_streams && te__overlap_memory_probe(m, g, staging, ctx);

@@ -1,22 +1,23 @@
-/* attention_cp.h -- attention over sequences that the ranks of a context group split (te/context_parallel.h): gather
- * and ring. all_to_all is in attention_cp_heads.h.
+/* attention_cp.h -- attention over sequences that are split over the ranks of a context group (te/context_parallel.h),
+ * in the forms gather and ring. The form all_to_all is in attention_cp_heads.h.
  *
- * A sequence of n ranks has 2 n chunks of the same length; rank r has chunks r and 2 n - 1 - r (te_cp_position), so
- * that under a causal mask all ranks have the same work. Each sequence of a batch is processed by itself. The kernels
- * are those of cross-attention: their queries are rows of one of this rank's chunks, their keys consecutive rows. Their
- * mask puts the last query at the position of the last key, which is right if the last keys are those of the queries;
- * keys of earlier chunks need no causal mask.
+ * With n ranks a sequence is split into 2 n chunks of the same length. Rank r has chunks r and 2 n - 1 - r
+ * (te_cp_position), so that under a causal mask all ranks have the same work. The sequences of a batch are processed
+ * one after the other. The kernels are those of cross-attention. In one launch the queries are rows of one of this
+ * rank's chunks, and the keys are consecutive rows. The causal mask of these kernels puts the last query at the
+ * position of the last key, which is right if the last keys belong to the queries' own chunk. Keys of earlier chunks
+ * need no causal mask.
  *
  *   gather   Forward and backward gather the keys and values of the chunks that the mask lets a rank see. Backward
  *            sends the partial gradients of other ranks' chunks back to these ranks.
- *   ring     Keys and values arrive on a second stream while the rank computes with those of the step before. Partial
- *            outputs are merged by their log-sum-exp (te_cp_merge). Without a window, blocks travel from rank r to
- *            r + 1, and in backward their gradients with them, in f32. With a window, step d works on the chunk d
- *            before that of the queries, whose rank sends only the rows within the window, and gets their gradients
- *            back.
+ *   ring     Keys and values arrive on a second stream while the rank computes with those received in the previous
+ *            step. Partial outputs are merged by their log-sum-exp (te_cp_merge). Without a window, blocks of keys and
+ *            values travel from rank r to r + 1, and in backward their gradients travel along, in f32. With a window,
+ *            step d uses the keys d chunks before the queries. The rank that has these keys sends only the rows inside
+ *            the window, and receives the gradients of these rows.
  *
  * All sums have a fixed order, so that results are the same in every run: gather adds partial gradients in the order of
- * the ranks, ring in the order of its steps.
+ * the ranks, and ring in the order of its steps.
  */
 #ifndef TE_ATTENTION_CP_H
 #define TE_ATTENTION_CP_H
@@ -26,10 +27,12 @@
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: of eight elements, of one block */
+enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: number of vectors of eight elements
+                                                                   * that one block computes */
 
-/* y = x[0] + x[1] + .., added in f32 in this order; with `accumulate` y = y + x[0] + .. With one x it copies
- * x[0], for example some columns of a wider matrix: x and y may have different distances between rows. */
+/* Computes y = x[0] + x[1] + .. or, with `accumulate`, y = y + x[0] + .., added in f32 in this order. With a single x
+ * this is a copy. Because x and y may have different distances between rows, the copy can take some columns out of a
+ * wider matrix. */
 typedef struct te_cp_sum_args {
     void *y;
     const void *x[TE_CP_MAX_RANKS];
@@ -57,16 +60,17 @@ TE_FN void te__cp_sum_block(const te_cp_sum_args *a, te_block b) {
 }
 TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te_at))
 
-/* Merges the partial output of a block of keys into that of the blocks before:
+/* Merges the attention output of one block of keys (part) into the merged output of all earlier blocks (O):
  *     lse' = log(exp(lse) + exp(part_lse)), O' = exp(lse - lse') O + exp(part_lse - lse') part */
 typedef struct te_cp_merge_args {
-    float *sum;            /* [rows, heads * dim]: the output of the blocks so far, which becomes that of all */
-    const float *lse;      /* [heads, rows]: the log-sum-exp of the blocks so far */
-    const void *part;      /* [part_rows, heads * dim]: of the rows from part_first on; others do not see the block */
+    float *sum;            /* [rows, heads * dim]: O, the merged output of the earlier blocks, is replaced by O' */
+    const float *lse;      /* [heads, rows]: the log-sum-exp over the earlier blocks */
+    const void *part;      /* [part_rows, heads * dim]: for the rows from part_first on; other rows see no key of this
+                            * block */
     const float *part_lse; /* [heads, part_rows] */
-    void *out;             /* [rows, heads * dim]: receives the new output, too; null: it is not the last block */
+    void *out;             /* [rows, heads * dim]: after the last block also receives O'; null for the other blocks */
     float *new_lse;        /* [heads, rows], distinct from lse */
-    int rows, heads, dim, is_first; /* is_first: 1: there are no blocks before */
+    int rows, heads, dim, is_first; /* is_first: 1 if there are no earlier blocks */
     int part_first, part_rows;
     te_dtype dtype; /* of part and out */
 } te_cp_merge_args;
@@ -101,11 +105,12 @@ TE_KERNEL(te_cp_merge, TE_CP_THREADS, te_cp_merge_args, te__cp_merge_block(te_ar
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */
 
-/* The sizes of a call, and the workspace for one sequence. Shapes: L rows of a sequence on this rank, c = L / 2 rows of
- * a chunk; Q, KV, O: columns of q, of k and v, and of the output. */
+/* The sizes of one attention call, and the workspace for one sequence. In the shapes below, L is the number of rows of
+ * a sequence on this rank, c = L / 2 the rows of a chunk, n the number of ranks, and Q, KV and O are the numbers of
+ * columns of q, of k and v together, and of the output. */
 typedef struct te__cp_call {
     te_run *r;
-    const te_attention_args *a; /* of the whole batch */
+    const te_attention_args *a; /* the arguments for the whole batch */
     const te_cp_kernels *k;
     const te_group *group;
     int n, rank, batch, chunk; /* n: ranks; chunk: rows of a chunk */
@@ -115,17 +120,18 @@ typedef struct te__cp_call {
     size_t size; /* bytes of an element */
     int is_backward;
     char *q;                 /* [L, Q] */
-    char *kv;                /* gather: [n L, KV], by position, then the partial gradients that arrive; ring: blocks
-                              * [L, KV] (te__cp_block) */
-    char *dkv;               /* backward; gather: [n L, KV], the partial gradients of the second chunk of queries;
-                              * ring: [L, KV] of one launch */
-    char *dkv_first;         /* gather, backward: as dkv, of the first chunk of queries, [n c, KV] */
+    char *kv;                /* gather: [n L, KV], keys and values in the order of their positions; later the partial
+                              * gradients received. ring: blocks [L, KV] (te__cp_block) */
+    char *dkv;               /* backward: the gradient of keys and values. gather: [n L, KV], from this rank's second
+                              * chunk of queries; ring: [L, KV], from one launch */
+    char *dkv_first;         /* gather, backward: the same from this rank's first chunk of queries */
     char *dq;                /* backward: [L, Q] */
-    float *dq_sum, *dkv_sum; /* ring, backward: f32 sums, [L, Q] and blocks [L, KV] */
+    float *dq_sum, *dkv_sum; /* ring, backward: sums in f32, [L, Q] and blocks of [L, KV] */
     char *part;              /* ring, forward: the output of one launch, [c, O] */
-    float *sum, *lse;        /* ring; forward: [L, O]; [2, 3, heads, c], lse: of the last launch, and two sums;
-                              * backward, with a window: [2, heads, c], lse and delta of a launch */
-    void *scratch;           /* of the kernels of backward */
+    float *sum, *lse;        /* ring, forward: sum is te_cp_merge_args.sum, [L, O]; lse is [2, 3, heads, c]: for each
+                              * chunk of queries the lse of the last launch and, used in turn, the lse of two merges.
+                              * ring with a window, backward: lse is [2, heads, c], lse and delta of a launch */
+    void *scratch;           /* scratch memory of the kernels of backward */
 } te__cp_call;
 
 TE_API te__cp_call te__cp_call_of(te_run *r, const te_op *op, const te_attention_args *a, const te_cp_kernels *k) {
@@ -148,14 +154,14 @@ TE_API te_status te__cp_take(te__cp_call *c, char **p, int64_t rows, int64_t col
     *p = (char *)memory;
     return TE_OK;
 }
-/* The chunk that is number j, 0 or 1, of a rank. */
+/* Returns the index, within the sequence, of chunk j (0 or 1) of a rank. */
 TE_API int te__cp_chunk(const te__cp_call *c, int rank, int j) { return j ? 2 * c->n - 1 - rank : rank; }
-/* The rank that has a chunk. */
+/* Returns the rank that has a chunk. */
 TE_API int te__cp_owner(const te__cp_call *c, int chunk) { return chunk < c->n ? chunk : 2 * c->n - 1 - chunk; }
-/* The first of this rank's rows, counted in all sequences, of chunk j of sequence i. */
+/* Returns the first row of this rank's chunk j of sequence i, as an index into this rank's rows of the whole batch. */
 TE_API int64_t te__cp_row(const te__cp_call *c, int i, int j) { return ((int64_t)2 * i + j) * c->chunk; }
 
-/* Runs te_cp_sum on x, the addresses of `count` tensors of x_width columns. */
+/* Launches te_cp_sum. */
 TE_API te_status te__cp_sum_run(const te__cp_call *c, te_cp_sum_args *s) {
     const int64_t vectors = (int64_t)s->rows * ((s->cols + 7) / 8);
     s->aligned = s->cols % 8 == 0 && s->x_width % 8 == 0 && s->y_width % 8 == 0 && (uintptr_t)s->y % 16 == 0;
@@ -170,7 +176,8 @@ TE_API te_cp_sum_args te__cp_sum_of(void *y, int64_t y_width, te_dtype y_dtype, 
     s.rows = rows, s.cols = cols, s.count = 1;
     return s;
 }
-/* Copies columns of qkv of one sequence to a tensor of their own: q (is_kv 0), or k and v (1) of chunk j. */
+/* Copies from the packed qkv to `to` the columns of q (is_kv 0) or those of k and v (is_kv 1), for chunk j of sequence
+ * i. */
 TE_API te_status te__cp_split(const te__cp_call *c, char *to, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols, cols = is_kv ? c->kv_cols : c->q_cols;
     const char *from =
@@ -178,20 +185,20 @@ TE_API te_status te__cp_split(const te__cp_call *c, char *to, int i, int j, int 
     te_cp_sum_args s = te__cp_sum_of(to, cols, c->dtype, from, width, c->dtype, c->chunk, cols);
     return te__cp_sum_run(c, &s);
 }
-/* Returns the address, in dqkv, of the gradient of q (is_kv 0) or of k and v (1) of chunk j of sequence i. */
+/* Returns the address, in dqkv, of the gradient of q (is_kv 0) or of k and v (is_kv 1), for chunk j of sequence i. */
 TE_API char *te__cp_gradient(const te__cp_call *c, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols;
     return (char *)c->a->dqkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
 }
 /* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `keys` consecutive rows of keys and
- * values. Out, lse and dkv, which differ between the forms, are those of the whole batch or null. */
+ * values. The caller replaces out, lse and dkv where its form stores them elsewhere. */
 TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, const char *kv, int keys) {
     te_attention_args a = *c->a;
     const int64_t row = te__cp_row(c, i, j), out = row * c->o_cols * (int64_t)c->size, stats = row * c->heads;
     a.qkv = c->q + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
     a.kv = kv, a.batch = 1, a.seq = c->chunk, a.kv_seq = keys, a.amax = 0;
     a.out = (char *)c->a->out + out, a.scratch = c->scratch;
-    a.lse = c->a->lse ? c->a->lse + stats : 0; /* inference stores none */
+    a.lse = c->a->lse ? c->a->lse + stats : 0; /* null in inference, which stores no lse */
     if (!c->is_backward) return a;
     a.dout = (const char *)c->a->dout + out, a.delta = c->a->delta + stats;
     a.dqkv = c->dq + (size_t)((int64_t)j * c->chunk * c->q_cols) * c->size;
@@ -200,7 +207,7 @@ TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, 
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
-/* The chunks of keys, from `first` to `end` (exclusive), that the queries of a chunk see. */
+/* The chunks of keys that the queries of one chunk see: from chunk `first` to chunk `end` (exclusive). */
 typedef struct te__cp_range {
     int first, end;
 } te__cp_range;
@@ -215,25 +222,26 @@ TE_API int te__cp_sees(const te__cp_call *c, int queries, int keys) {
     const te__cp_range s = te__cp_keys_of(c, queries);
     return keys >= s.first && keys < s.end;
 }
-/* Whether a rank reads the keys of a chunk. */
+/* Returns whether any query of a rank sees the keys of chunk `keys`. */
 TE_API int te__cp_needs(const te__cp_call *c, int rank, int keys) {
     return te__cp_sees(c, te__cp_chunk(c, rank, 0), keys) || te__cp_sees(c, te__cp_chunk(c, rank, 1), keys);
 }
-/* The address of a chunk in c->kv, which has the chunks of all ranks in the order of their positions. */
+/* Returns the address of a chunk in c->kv, which holds the chunks of the whole sequence in order. */
 TE_API char *te__cp_place(const te__cp_call *c, int chunk) {
     return c->kv + (size_t)((int64_t)chunk * c->chunk * c->kv_cols) * c->size;
 }
-/* Where chunk j of this rank's gradients is received from a rank: in c->kv, which is not read any more. */
+/* Returns where this rank receives, from `rank`, the partial gradient of its own chunk j. The address lies in c->kv,
+ * whose keys and values are not needed any more. */
 TE_API char *te__cp_slot(const te__cp_call *c, int rank, int j) { return te__cp_place(c, 2 * rank + j); }
-/* The address of the partial gradient of a chunk that this rank has computed. */
+/* Returns the address of the partial gradient that this rank has computed for the keys and values of a chunk. */
 TE_API char *te__cp_partial(const te__cp_call *c, int chunk) {
     const int is_second = te__cp_sees(c, te__cp_chunk(c, c->rank, 1), chunk);
     const te__cp_range s = te__cp_keys_of(c, te__cp_chunk(c, c->rank, is_second));
     const int64_t at = (int64_t)(chunk - s.first) * c->chunk * c->kv_cols;
     return (is_second ? c->dkv : c->dkv_first) + (size_t)at * c->size;
 }
-/* Exchanges chunks between their owners and the ranks that need them: keys and values to these ranks (is_back 0), or
- * the gradients of these from there to the owners (1). */
+/* With is_back 0, each rank sends its chunks of keys and values to all ranks whose queries see these. With is_back 1,
+ * the partial gradients are sent in the opposite direction, to the rank that has the chunk. */
 TE_API te_status te__cp_gather_exchange(const te__cp_call *c, int is_back) {
     te_transfer transfers[TE_EXCHANGE_MAX];
     int count = 0;
@@ -257,8 +265,8 @@ TE_API te_status te__cp_gather_launch(const te__cp_call *c, int i, int j) {
     a.dkv = !c->is_backward ? 0 : j ? c->dkv : c->dkv_first;
     return c->k->first(c->r->ctx, &a);
 }
-/* Adds the partial gradients of the first chunk of queries to those of the second one, for the chunks of keys that both
- * see, so that this rank has one partial gradient for each chunk. */
+/* For the chunks of keys that both of this rank's chunks of queries see, adds the gradient from the first chunk of
+ * queries to that from the second, so that this rank has one partial gradient for each chunk of keys. */
 TE_API te_status te__cp_gather_add(const te__cp_call *c) {
     const te__cp_range first = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 0));
     const te__cp_range second = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 1));
@@ -271,7 +279,7 @@ TE_API te_status te__cp_gather_add(const te__cp_call *c) {
     s.accumulate = 1;
     return te__cp_sum_run(c, &s);
 }
-/* Stores the gradients of this rank's rows of sequence i to dqkv. */
+/* Adds up the partial gradients of all ranks, and stores the gradients of this rank's rows of sequence i in dqkv. */
 TE_API te_status te__cp_gather_finish(const te__cp_call *c, int i) {
     const int width = c->q_cols + c->kv_cols;
     for (int j = 0; j < 2; j++) {
@@ -319,34 +327,37 @@ TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attentio
 
 /* ---- ring -------------------------------------------------------------------------------------------------------- */
 
-/* A launch of the ring: the queries are `rows` rows from row `row` on of chunk j of this rank. */
+/* One launch of the ring. The queries are `rows` rows of this rank's chunk j, from row `row` of that chunk on. */
 typedef struct te__cp_piece {
     int j, row, rows, keys;
     const char *kv; /* [keys, KV] */
-    float *dkv;     /* backward: the sum to which their gradients are added */
+    float *dkv;     /* backward: the sum to which the gradients of these keys and values are added */
     te_attention_launch_fn launch;
 } te__cp_piece;
-/* the launches of a step: three for each of the two chunks at most */
+/* the launches of a step: at most three for each of the two chunks of queries */
 typedef struct te__cp_pieces {
     te__cp_piece piece[6];
     int count;
 } te__cp_pieces;
 TE_API int64_t te__cp_block_elements(const te__cp_call *c) { return (int64_t)2 * c->chunk * c->kv_cols; }
-/* Block number k of c->kv, [2, c, KV]. Without a window block t % 2 has the keys and values of step t. With a window it
- * has those that have arrived for step t, and block 2 this rank's own. */
+/* Returns the address of block k of c->kv, [2, c, KV]. Block t % 2 holds the keys and values of step t; with a window
+ * it holds only keys and values received from other ranks, and block 2 holds this rank's own. */
 TE_API char *te__cp_block(const te__cp_call *c, int k) {
     return c->kv + (size_t)(k * te__cp_block_elements(c)) * c->size;
 }
-/* Block number k of c->dkv_sum. Without a window block t % 2 has the gradients of the keys of step t. With a window it
- * has those of step t that go to other ranks, block 2 those that arrive, and block 3 the sums of this rank's keys. */
+/* Returns the address of block k of c->dkv_sum. Block t % 2 holds the gradients of the keys and values of step t; with
+ * a window only those that will be sent to other ranks. In that case block 2 receives gradients from other ranks, and
+ * block 3 holds the sums for this rank's own keys and values. */
 TE_API float *te__cp_block_sum(const te__cp_call *c, int k) { return c->dkv_sum + k * te__cp_block_elements(c); }
 enum { TE__CP_OWN = 2, TE__CP_ARRIVED = 2, TE__CP_HOME = 3 }; /* blocks */
 
-/* A chunk of keys: chunk `place`, 0 or 1, of block number `block` of c->kv and of block number `sum` of c->dkv_sum. */
+/* Where a chunk of keys lies: it is chunk `place` (0 or 1) of block `block` of c->kv, and its gradient is chunk `place`
+ * of block `sum` of c->dkv_sum. */
 typedef struct te__cp_keys {
     int block, sum, place;
 } te__cp_keys;
-/* Adds a launch to a step: all queries of chunk j, and `keys` keys of chunk k from row `key` on, which they all see. */
+/* Adds a launch to p: the queries are all rows of chunk j; the keys are `keys` rows of chunk k from row `key` on, and
+ * every query sees all of them. */
 TE_API te__cp_piece *te__cp_add_piece(te__cp_pieces *p, const te__cp_call *c, int j, te__cp_keys k, int key, int keys) {
     te__cp_piece *piece = &p->piece[p->count++];
     const int64_t at = ((int64_t)k.place * c->chunk + key) * c->kv_cols;
@@ -355,13 +366,14 @@ TE_API te__cp_piece *te__cp_add_piece(te__cp_pieces *p, const te__cp_call *c, in
     piece->dkv = c->is_backward ? te__cp_block_sum(c, k.sum) + at : 0;
     return piece;
 }
-/* The launches of step t without a window, in which this rank has the block of rank (rank - t) mod n. */
+/* Adds to p the launches of step t of a ring without a window. In step t this rank has the keys and values of rank
+ * (rank - t) mod n. */
 TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
     const int from = (c->rank - t + c->n) % c->n, is_earlier = from < c->rank;
     const te__cp_keys keys = {t % 2, t % 2, 0};
     for (int j = 0; j < 2; j++) {
-        /* a causal mask: the first chunk sees the first chunk of the ranks before, the second one both chunks of the
-         * ranks behind, but only the first chunk of those before */
+        /* Under a causal mask, this rank's first chunk of queries sees the first chunk of keys of lower ranks and none
+         * of higher ranks. Its second chunk sees the first chunk of lower ranks and both chunks of higher ranks. */
         if (c->is_causal && t && !is_earlier && j == 0) continue;
         const int chunks = !c->is_causal ? 2 : t == 0 ? j + 1 : is_earlier ? 1 : 2;
         te__cp_piece *piece = te__cp_add_piece(p, c, j, keys, 0, chunks * c->chunk);
@@ -371,18 +383,20 @@ TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
 
 /* ---- ring with a window ------------------------------------------------------------------------------------------ */
 
-/* The last step in which a chunk of queries sees keys: the distance in chunks. */
+/* Returns the largest distance, in chunks, between a chunk of queries and a chunk with keys inside their window. In a
+ * ring with a window, this is the number of the last step. */
 TE_API int te__cp_last_distance(const te__cp_call *c) {
     return (int)te_min(te_ceil_div(c->left, te_max(1, c->chunk)), 2 * c->n - 1);
 }
-/* The first row, of the chunk d before that of the queries, that a query sees. */
+/* Returns the first row that any query sees in the chunk of keys d chunks before the queries. */
 TE_API int te__cp_first_key(const te__cp_call *c, int d) { return (int)te_max(0, (int64_t)d * c->chunk - c->left); }
-/* Step d: the keys are in the chunk d before that of the queries. Query i sees its rows from row i + d * chunk - left
- * on. These pairs are a triangle (edge), or all of them (rest), or a triangle and two rectangles. */
+/* Adds to p the launches of step d, in which the keys are d chunks before the queries. Query i of the chunk sees the
+ * keys from row i + d * chunk - left on. The pairs of a query and a key that it sees form a triangle (kernel edge), or
+ * the whole square (kernel rest), or a triangle and two rectangles (three launches). */
 TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) {
-    const int first = te__cp_first_key(c, d);               /* of the first query */
-    const int64_t beyond = c->left - (int64_t)d * c->chunk; /* 0 or more: the last query that sees all keys */
-    const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* the queries of the first rectangle */
+    const int first = te__cp_first_key(c, d);               /* the first row that query 0 sees */
+    const int64_t beyond = c->left - (int64_t)d * c->chunk; /* if it is 0 or more, the last query that sees all keys */
+    const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* queries of the first rectangle */
     for (int j = 0; j < 2; j++) {
         const int chunk = te__cp_chunk(c, c->rank, j) - d, owner = te__cp_owner(c, te_max(0, chunk));
         const te__cp_keys own = {TE__CP_OWN, TE__CP_HOME, chunk >= c->n}, other = {d % 2, d % 2, j};
@@ -394,7 +408,7 @@ TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) 
         }
         if (all) te__cp_add_piece(p, c, j, keys, 0, c->chunk)->rows = all;
         if (all == c->chunk) continue;
-        const int rows = c->chunk - first - all; /* of the triangle */
+        const int rows = c->chunk - first - all; /* number of queries in the triangle */
         te__cp_piece *edge = te__cp_add_piece(p, c, j, keys, first, rows);
         edge->row = all, edge->rows = rows, edge->launch = c->k->edge;
         if (!all) continue;
@@ -402,8 +416,9 @@ TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) 
         behind->row = all, behind->rows = rows;
     }
 }
-/* Adds to `transfers` the messages of one kind between the ranks of chunks that are d apart: keys and values, to be
- * read in step d, or (is_sum) their gradients, of step d, back to their owners. Returns how many there are now. */
+/* Adds to `transfers` the messages of step d of a ring with a window: with is_sum 0 keys and values, sent to the ranks
+ * whose queries are d chunks behind these; with is_sum 1 the gradients of these keys and values, sent back. Returns the
+ * new number of transfers. */
 TE_API int te__cp_window_transfers(te_transfer *transfers, int count, const te__cp_call *c, int d, int is_sum) {
     const int first = te__cp_first_key(c, d);
     const int64_t row = c->kv_cols * (int64_t)(is_sum ? sizeof(float) : c->size);
@@ -419,7 +434,8 @@ TE_API int te__cp_window_transfers(te_transfer *transfers, int count, const te__
     }
     return count;
 }
-/* Adds the gradients that have arrived, those of step d, to the sums of this rank's keys. */
+/* Adds the gradients that were computed in step d by other ranks, and have been received, to the sums for this rank's
+ * own keys and values. */
 TE_API te_status te__cp_window_add(const te__cp_call *c, int d) {
     const int first = te__cp_first_key(c, d);
     for (int j = 0; j < 2; j++) {
@@ -445,9 +461,10 @@ TE_API te__cp_pieces te__cp_pieces_of(const te__cp_call *c, int t) {
     else te__cp_window_pieces(&p, c, t);
     return p;
 }
-/* Adds to `transfers` the messages without a window, from rank to rank: the keys and values of step t (has_kv) and the
- * gradients of step t - 1 (has_sums). What arrives belongs to steps t + 1 and t. Behind the last step the gradients are
- * complete, and are sent to their owners from c->dkv to block 0, in the list's format. */
+/* Adds to `transfers` the messages of a ring without a window, to the next rank and from the previous one: the keys and
+ * values of step t (has_kv), of which the received ones are for step t + 1, and the gradients of step t - 1 (has_sums),
+ * of which the received ones are for step t. After the last step the gradients are complete. They are then sent from
+ * c->dkv to block 0 of c->kv of the rank that has the keys, in the list's dtype. */
 TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, int t, int has_kv, int has_sums) {
     const int to = (c->rank + 1) % c->n, from = (c->rank + c->n - 1) % c->n;
     int count = 0;
@@ -464,7 +481,7 @@ TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, i
     }
     return count;
 }
-/* Sends and receives on the second stream, during step t, the keys and values for step t + 1 (has_kv) and the gradients
+/* During step t, sends and receives on the second stream the keys and values for step t + 1 (has_kv) and the gradients
  * of step t - 1 (has_sums). */
 TE_API te_status te__cp_ring_pass(const te__cp_call *c, int t, int has_kv, int has_sums) {
     te_side_stream *side = (te_side_stream *)c->group->comm->cp_side;
@@ -493,14 +510,16 @@ TE_API te_attention_args te__cp_piece_args(const te__cp_call *c, int i, const te
     if (c->is_backward) a.dout = (const char *)a.dout + (size_t)((int64_t)p->row * c->o_cols) * c->size;
     return a;
 }
-/* Runs one launch of forward and merges its output. merged: how many launches of these queries came before. */
+/* Runs one launch of forward and merges its output into that of the earlier launches with the same chunk of queries.
+ * merged: the number of these earlier launches. */
 TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, const te__cp_piece *p, int merged, int is_last) {
     te_cp_merge_args m;
     const int64_t stats = (int64_t)c->heads * c->chunk,
                   vectors = (int64_t)c->chunk * c->heads * ((c->value_dim + 7) / 8);
     const te_attention_args whole = te__cp_launch_args(c, i, p->j, p->kv, p->keys);
     te_attention_args a = te__cp_piece_args(c, i, p);
-    float *const lse = c->lse + (int64_t)p->j * 3 * stats; /* of this launch; behind it the sums of two merges */
+    float *const lse = c->lse + (int64_t)p->j * 3 * stats; /* the lse of this launch; behind it the lse of two merges,
+                                                            * used in turn */
     memset(&m, 0, sizeof m);
     m.out = is_last ? whole.out : 0, m.new_lse = is_last && whole.lse ? whole.lse : lse + (1 + merged % 2) * stats;
     m.lse = lse + (1 + (merged + 1) % 2) * stats, m.is_first = merged == 0;
@@ -511,11 +530,12 @@ TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, const te__cp_p
     m.rows = c->chunk, m.heads = c->heads, m.dim = c->value_dim, m.dtype = c->dtype;
     return te_cp_merge_launch(c->r->ctx, te__grid_of(te_ceil_div(vectors, TE_CP_VECTORS), 1), &m);
 }
-/* Runs one launch of backward and adds its dq to the sum of these queries. Its dkv is in c->dkv. */
+/* Runs one launch of backward, which stores the gradient of its keys and values in c->dkv, and adds its dq to the sum
+ * of dq for the same queries. */
 TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, const te__cp_piece *p, int is_first) {
     te_attention_args a = te__cp_piece_args(c, i, p);
     a.dqkv = c->dq, a.dkv = c->dkv;
-    if (p->rows < c->chunk) { /* lse and delta are [heads, rows] in a launch */
+    if (p->rows < c->chunk) { /* the launch needs lse and delta as [heads, rows] of its own rows: copy them */
         te_cp_sum_args s = te__cp_sum_of(c->lse, p->rows, TE_f32, a.lse + p->row, c->chunk, TE_f32, c->heads, p->rows);
         TE_TRY(te__cp_sum_run(c, &s));
         a.lse = c->lse, a.delta = c->lse + (int64_t)c->heads * c->chunk;
@@ -526,7 +546,7 @@ TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, const te__cp_
     s.accumulate = !is_first;
     return te__cp_sum_run(c, &s);
 }
-/* Adds c->dkv, the gradients of a launch, to the sums of its keys. */
+/* Adds c->dkv, the gradient from one launch, to the sum of the gradients of the same keys and values. */
 TE_API te_status te__cp_ring_add(const te__cp_call *c, const te__cp_piece *p) {
     te_cp_sum_args s = te__cp_sum_of(p->dkv, c->kv_cols, TE_f32, c->dkv, c->kv_cols, c->dtype, p->keys, c->kv_cols);
     s.accumulate = 1;
@@ -536,12 +556,13 @@ TE_API te_status te__cp_ring_add(const te__cp_call *c, const te__cp_piece *p) {
 TE_API te_status te__cp_clear_sums(const te__cp_call *c, int k) {
     return te_fill(c->r->ctx, te__cp_block_sum(c, k), 0, (size_t)te__cp_block_elements(c) * sizeof(float));
 }
-/* Waits for the gradients that arrive in step t. */
+/* Waits for the gradients that are received during step t. With a window, adds them to the sums for this rank's own
+ * keys and values. */
 TE_API te_status te__cp_ring_arrive(const te__cp_call *c, int t) {
     TE_TRY(te__cp_ring_join(c));
     return c->left < 0 ? TE_OK : te__cp_window_add(c, t - 1);
 }
-/* The steps of backward of sequence i. */
+/* Runs all steps of backward for sequence i. */
 TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
     const int width = c->q_cols + c->kv_cols, steps = te__cp_steps(c);
     TE_TRY(te__cp_clear_sums(c, c->left < 0 ? 0 : TE__CP_HOME));
@@ -551,7 +572,8 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
         if (c->left >= 0) TE_TRY(te__cp_clear_sums(c, t % 2));
         for (int k = 0; k < p.count; k++) {
             TE_TRY(te__cp_ring_backward(c, i, &p.piece[k], t == 0));
-            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window: the sums of this block */
+            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window the next line adds to the sums that are
+                                                           * received here */
             TE_TRY(te__cp_ring_add(c, &p.piece[k]));
         }
         if (!p.count) TE_TRY(te__cp_ring_arrive(c, t));
@@ -559,8 +581,8 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
     const int has_window = c->left >= 0;
     te_cp_sum_args s = te__cp_sum_of(c->dkv, c->kv_cols, c->dtype, te__cp_block_sum(c, (steps + 1) % 2), c->kv_cols,
                                      TE_f32, 2 * c->chunk, c->kv_cols);
-    if (!has_window) TE_TRY(te__cp_sum_run(c, &s)); /* rounds once, before the gradients are sent */
-    TE_TRY(te__cp_ring_pass(c, steps, 0, 1));       /* to the owners, while dq is rounded */
+    if (!has_window) TE_TRY(te__cp_sum_run(c, &s)); /* rounds the complete sums of dkv once, before they are sent */
+    TE_TRY(te__cp_ring_pass(c, steps, 0, 1));       /* sends dkv to the ranks that have the keys, while dq is rounded */
     for (int j = 0; j < 2; j++) {
         const float *dq = c->dq_sum + (int64_t)j * c->chunk * c->q_cols;
         s = te__cp_sum_of(te__cp_gradient(c, i, j, 0), width, c->dtype, dq, c->q_cols, TE_f32, c->chunk, c->q_cols);

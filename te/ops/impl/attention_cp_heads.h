@@ -1,15 +1,16 @@
-/* attention_cp_heads.h -- attention with (context, all_to_all): after an all-to-all exchange each rank of the context
- * group has whole sequences of some of the heads, and a second exchange returns the output to the ranks of its rows
- * (DeepSpeed-Ulysses, Jacobs et al. 2023).
+/* attention_cp_heads.h -- attention with (context, all_to_all). Before the attention an all-to-all exchange gives each
+ * rank of the context group whole sequences for some of the heads; afterwards a second exchange returns each row of the
+ * output to the rank that has the row (DeepSpeed-Ulysses, Jacobs et al. 2023).
  *
  *   forward   qkv of this rank's rows -> te_cp_heads -> exchange -> attention of whole sequences -> exchange ->
  *             te_cp_heads -> the output of this rank's rows
- *   backward  the same with qkv, the output and its gradient; the gradient of qkv returns
+ *   backward  the same, but the first exchange sends qkv, the output and the gradient of the output, and the second
+ *             returns the gradient of qkv
  *
- * A unit is a kv head of one sequence with the query heads that use it. All ranks have the same number of kv heads, and
- * the kernels are those of self-attention with one kv head, in which units are sequences. So the number of ranks is no
- * constant of the kernels, and options that depend on positions (windows, cu_seqlens) work as on one rank. The lse of
- * forward stays with the ranks of its heads.
+ * A unit is one kv head of one sequence, together with the query heads that use this kv head. All ranks have the same
+ * number of kv heads. The kernels are those of self-attention with one kv head; each unit is passed to them as a
+ * sequence. Therefore the kernels do not depend on the number of ranks, and options that depend on positions (windows,
+ * cu_seqlens) work as on one rank. Each rank keeps the lse of its units for backward.
  */
 #ifndef TE_ATTENTION_CP_HEADS_H
 #define TE_ATTENTION_CP_HEADS_H
@@ -18,31 +19,34 @@
 
 /* ---- rows of all heads, and units -------------------------------------------------------------------------------- */
 
-/* Columns of a row that belong to a kv head: the `width` columns from first + head * width on. In a row of a unit they
- * begin at column `at`. */
+/* The columns of one part (q, k, v or the output) that belong to a kv head: in a row of all heads, the `width` columns
+ * from first + head * width on; in a row of a unit, those from column `at` on. */
 typedef struct te_cp_part {
     int first, width, at;
 } te_cp_part;
-/* The columns of a tensor. row_width: of a row of all heads, unit_width: of a row of a unit. */
+/* The parts of a tensor. row_width: number of columns of a row with all heads; unit_width: number of columns of a row
+ * of a unit. */
 typedef struct te_cp_columns {
     te_cp_part part[3];
     int parts, row_width, unit_width;
 } te_cp_columns;
 typedef struct te_cp_heads_args {
     void *rows;   /* [batch, 2, chunk, row_width]: this rank's rows */
-    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: the same rows as units of the other ranks */
-    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units; only its own rows are accessed */
+    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: the same rows, in the layout of the other ranks'
+                   * units */
+    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units, of which this kernel accesses only
+                   * this rank's rows */
     te_cp_columns columns;
-    int batch, chunk, heads, rank, ranks; /* heads: the kv heads of a rank */
-    int to_units, aligned;                /* to_units: 1: rows are copied to units; 0: units to rows */
+    int batch, chunk, heads, rank, ranks; /* heads: number of kv heads of a rank */
+    int to_units, aligned;                /* to_units: 1 copies rows to units, 0 units to rows */
     te_dtype dtype;
 } te_cp_heads_args;
-/* Memory traffic: each element is read and written once. */
+/* Copies between the layouts `rows` and units. Memory traffic: reads and writes each element once. */
 TE_FN void te__cp_heads_block(const te_cp_heads_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_CP_THREADS, &group);
     const te_cp_columns *k = &a->columns;
-    int vectors = 0; /* of eight elements, of a row of a unit */
+    int vectors = 0; /* number of vectors of eight elements in a row of a unit */
     for (int p = 0; p < k->parts; p++) vectors += (k->part[p].width + 7) / 8;
     const int64_t of_row = (int64_t)a->ranks * a->heads * vectors, first = (int64_t)b.x * TE_CP_VECTORS;
     const int64_t all = of_row * a->batch * 2 * a->chunk;
@@ -65,7 +69,7 @@ TE_FN void te__cp_heads_block(const te_cp_heads_args *a, te_block b) {
 }
 TE_KERNEL(te_cp_heads, TE_CP_THREADS, te_cp_heads_args, te__cp_heads_block(te_args, te_at))
 
-/* The columns of qkv (is_qkv 1), or of the output. */
+/* Returns the parts of qkv (is_qkv 1) or of the output (is_qkv 0). */
 TE_API te_cp_columns te__cp_columns_of(const te_attention_options *o, int is_qkv) {
     const int group = o->heads / o->kv_heads, d = o->head_dim, dv = o->value_dim;
     const te_cp_part q = {0, group * d, 0}, k = {o->heads * d, d, group * d}, out = {0, group * dv, 0};
@@ -79,17 +83,19 @@ TE_API te_cp_columns te__cp_columns_of(const te_attention_options *o, int is_qkv
 
 /* ---- the exchange ------------------------------------------------------------------------------------------------ */
 
-/* A call: te__cp_call, and what only this form needs. */
+/* One attention call: the te__cp_call, and members that only the form all_to_all needs. */
 typedef struct te__cp_heads_call {
     te__cp_call c;
     const te_attention_options *options;
-    int heads, group;              /* kv heads of this rank; query heads of a kv head */
-    int has_varlen;                /* 1: the kernels have the option varlen */
+    int heads, group;              /* heads: number of kv heads of this rank; group: number of query heads for each kv
+                                    * head */
+    int has_varlen;                /* 1 if the kernels were compiled with the option varlen */
     char *others;                  /* te_cp_heads_args.others of one tensor */
     char *qkv, *out, *dout, *dqkv; /* te_cp_heads_args.units of four tensors; the last two in backward */
 } te__cp_heads_call;
-/* Exchanges the chunks of units between the ranks of their rows and those of their heads: from h->others to `units` of
- * the other ranks (is_back 0), or back (1). */
+/* Exchanges chunks of units between the rank that has the rows and the rank that has the head. With is_back 0, chunks
+ * are sent from h->others to the `units` of other ranks; with is_back 1, from `units` to the h->others of other
+ * ranks. */
 TE_API te_status te__cp_exchange_units(const te__cp_heads_call *h, char *units, int unit_width, int is_back) {
     const te__cp_call *c = &h->c;
     const int64_t bytes = (int64_t)c->chunk * unit_width * (int64_t)c->size;
@@ -112,7 +118,8 @@ TE_API te_status te__cp_exchange_units(const te__cp_heads_call *h, char *units, 
     }
     return TE_OK;
 }
-/* Distributes this rank's rows of a tensor as units over the ranks (to_units 1), or collects them from there (0). */
+/* With to_units 1, sends this rank's rows of a tensor, as units, to the ranks that have the heads. With to_units 0,
+ * collects this rank's rows from these ranks. */
 TE_API te_status te__cp_heads_exchange(const te__cp_heads_call *h, void *rows, char *units, int is_qkv, int to_units) {
     const te__cp_call *c = &h->c;
     te_cp_heads_args a;
@@ -131,7 +138,8 @@ TE_API te_status te__cp_heads_exchange(const te__cp_heads_call *h, void *rows, c
 
 /* ---- attention of units ------------------------------------------------------------------------------------------ */
 
-/* Runs the kernels on all units: in one launch or, if a launch has to know its heads or cu_seqlens, in one for each. */
+/* Runs the attention kernels on all units. One launch computes all units, except with sinks, ALiBi or cu_seqlens: then
+ * each unit has its own launch. */
 TE_API te_status te__cp_heads_attend(const te__cp_heads_call *h) {
     const te__cp_call *c = &h->c;
     const te_attention_options *o = h->options;
@@ -162,7 +170,7 @@ TE_API te_status te__cp_all_to_all_run(te_run *r, const te_op *op, const te_atte
     te__cp_call *const c = &h.c;
     const int64_t rows = te__capacity_rows(r);
     const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes, qkv_cols = c->q_cols + c->kv_cols;
-    /* a unit has seq rows of one kv head: in all as many rows as this rank has of each of the kv_heads */
+    /* a unit is a whole sequence, so the units of this rank have rows * kv_heads rows in all */
     const size_t scratch = is_backward && r->ctx ? k->scratch_bytes(r->ctx, rows * h.options->kv_heads) : 0;
     TE_TRY(te__cp_take(c, &h.others, rows, te_max(qkv_cols, c->o_cols), c->size));
     TE_TRY(te__cp_take(c, &h.qkv, rows, qkv_cols, c->size));

@@ -1,5 +1,5 @@
-/* router_kernels.h -- what a router decides (te_routing), and its kernels: the choice of each token's experts, the
- * order of the routed rows, and the gradients. The op and its steps are in router.h.
+/* router_kernels.h -- the result of a router (te_routing), and the router's kernels: they choose each token's experts,
+ * order the routed rows, and compute the gradients. The op and its steps are in router.h.
  */
 #ifndef TE_ROUTER_KERNELS_H
 #define TE_ROUTER_KERNELS_H
@@ -19,27 +19,32 @@ typedef struct te_router_options {
 
 /* ---- the routing: which rows go where ---------------------------------------------------------------------------- */
 
-/* What a router has decided. Backward, the expert_linear and the combine read it. In training it lies in te_saved, as
- * the statistics of the router; in inference in the workspace, from the router to its combine. */
+/* The result of a router: each token's experts and their weights, and the routed rows (one row for each token and
+ * chosen expert, ordered by expert). expert_linear, combine and backward read this struct's arrays. In training the
+ * arrays are stored in te_saved, as the router's statistics; in inference in the workspace, until the combine has
+ * run. */
 typedef struct te_routing {
-    float *logits;    /* [tokens, experts], with the bias; of a router that exchanges rows: of this rank's tokens */
-    float *weight;    /* [tokens, top_k]: the weights of the token's experts, in the order in which they were chosen */
+    float *logits;    /* [tokens, experts], including the bias; only for this rank's tokens if the router exchanges
+                       * rows */
+    float *weight;    /* [tokens, top_k]: the weights of each token's experts, in the order of the choice */
     int32_t *expert;  /* [tokens, top_k] */
     int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
-    int32_t *slot;    /* [tokens * top_k]: the inverse of `row`: for each routed row, token * top_k + the place of its
-                       * expert among those that the token has chosen */
+    int32_t *slot;    /* [tokens * top_k], the inverse of `row`: for a routed row that belongs to the j-th expert of a
+                       * token, token * top_k + j */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
-    int first, count; /* this rank has the experts first to first + count - 1; it computes the rows of no others */
-    int capacity;     /* of the rows of an expert, only the first `capacity` are computed: the others are dropped */
-    int is_part;      /* 1: this rank may not compute all rows, for one of the two reasons */
-    int weighs_input; /* 1: the weights multiply the inputs of the experts; 0: their outputs */
+    int first, count; /* this rank has the experts first to first + count - 1, and computes only their rows */
+    int capacity;     /* only the first `capacity` rows of an expert are computed; the others are dropped */
+    int is_part;      /* 1 if this rank may not compute all rows, because of first and count or because of the
+                       * capacity */
+    int weighs_input; /* 1 if the weights multiply the inputs of the experts, 0 if they multiply the outputs */
 } te_routing;
-/* The number of floats for each routed row in which a te_routing has space, if there are TE_ROW_PAD rows or more.
- * logits: for each token. */
+/* The number of floats for each routed row that suffices for all arrays of a te_routing, if there are at least
+ * TE_ROW_PAD rows. logits: the number of logits that are stored for each token. */
 #define TE__ROUTING_FLOATS(experts, logits, top_k) \
     (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
-/* The number of rows that an expert computes at most: ceil(capacity * tokens * top_k / experts), and all if the option
- * is 0. If the value is above an integer only because the option is rounded, as 1.1f * 30 is, it is this integer. */
+/* Returns the largest number of rows that an expert computes: ceil(capacity * tokens * top_k / experts), or all rows if
+ * the option capacity is 0. The factor 1 - 1e-7 keeps a rounding error from adding a row: 1.1f * 30 is slightly above
+ * 33, and the result is 33. */
 TE_API int te__expert_capacity(te_router_options o, int64_t tokens) {
     const double rows = o.capacity * (double)tokens * o.top_k / o.experts;
     return o.capacity > 0 && rows < (double)tokens ? (int)te_max(1, (int64_t)ceil(rows * (1 - 1e-7))) : (int)tokens;
@@ -54,21 +59,23 @@ TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, t
     t.weighs_input = o.weighs_input;
     return t;
 }
-/* Whether this rank computes a token's routed row: it has the expert, and the row is within the capacity. at: token *
- * top_k + the place of the expert. */
+/* Returns whether this rank computes the routed row of a token's j-th expert, which requires that it has the expert and
+ * that the row is within the expert's capacity. at: token * top_k + j. */
 TE_FN int te__is_computed(const te_routing *t, int64_t at) {
     if (!t->is_part) return 1;
     const int e = t->expert[at];
     return (unsigned)(e - t->first) < (unsigned)t->count && t->row[at] - t->offset[e] < t->capacity;
 }
-/* By what the input and the output of the expert of a token's routed row are multiplied. at: as above. */
+/* Return the factors by which the input and the output of a token's j-th expert are multiplied. at: token * top_k +
+ * j. */
 TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
 TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
-/* Whether this rank computes routed row `row`. */
+/* Returns whether this rank computes routed row `row`. */
 TE_FN int te__is_computed_row(const te_routing *t, int64_t row) {
     return !t->is_part || te__is_computed(t, t->slot[row]);
 }
-/* The router from which the rows of op i come, by the way that they take through the list. */
+/* Returns the index of the router whose routed rows op i reads. The search goes back through the list, at a load to the
+ * load's fork. */
 TE_API int te__router_of(const te_plan *p, int i) {
     for (i--; i >= 0 && !te__is_router(p, i);) i = p->op[i].flags & TE_IS_LOAD ? p->op[i].edge : i - 1;
     return i;
@@ -90,56 +97,60 @@ TE_API te_routing te__routing_of(const te_run *r, int router) {
 enum {
     TE_ROUTER_LANES = TE_CUDA ? 32 : 1,
     TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
-    TE_ROUTER_MAX_WARPS = TE_CUDA ? 32 : 1, /* of te_router_choose */
+    TE_ROUTER_MAX_WARPS = TE_CUDA ? 32 : 1, /* the largest number of warps of a block of te_router_choose */
     TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
-    TE_ROUTER_CHUNK = 64, /* tokens for which a block of te_router_choose chooses: one bit for each in a word */
-    TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* experts of a lane, at most */
-    TE_ROUTER_MAX_SORTED = TE_CUDA ? 16 : 0, /* up to so many experts of a lane, it sorts them before the choice */
-    TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* blocks of te_router_gather that copy the rows of one chunk */
+    TE_ROUTER_CHUNK = 64, /* number of tokens of a block of te_router_choose, one for each bit of a 64-bit word */
+    TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* the largest number of experts of a lane */
+    TE_ROUTER_MAX_SORTED = TE_CUDA ? 16 : 0, /* a lane with at most this many experts sorts them before the choice */
+    TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* number of blocks of te_router_gather that copy the rows of one chunk */
     TE_SCAN_WARPS = TE_CUDA ? 32 : 1,
-    TE_ROUTER_SUM_TOKENS = 64 /* tokens of which a block of te_router_bias_sum adds up the gradients */
+    TE_ROUTER_SUM_TOKENS = 64 /* number of tokens whose gradients a block of te_router_bias_sum adds up */
 };
 typedef struct te_router_args {
     te_routing at;
     const void *bias, *choice_bias; /* [experts] */
-    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of its chunk have chosen the same expert */
-    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; behind te_router_scan
-                      * how many of all earlier chunks have */
+    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of the same chunk have chosen this expert */
+    int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; after te_router_scan,
+                      * how many tokens of all earlier chunks have */
     int32_t *count;  /* [experts]: how many rows each expert has */
-    const void *x;   /* te_router_gather: x, [tokens, hidden]. te_router_sum: the gradient of the routed rows */
-    void *y;         /* te_router_gather: the routed rows. te_router_sum: dx; te_router_gradient: dlogits */
-    const float *more;    /* te_router_sum: the gradient of x by way of the logits, [tokens, hidden]; null: none */
+    const void *x;   /* for te_router_gather x, [tokens, hidden]; for te_router_sum the gradient of the routed rows */
+    void *y;         /* for te_router_gather the routed rows, te_router_sum dx, te_router_gradient dlogits */
+    const float *more;    /* te_router_sum: the part of dx that comes through the logits, [tokens, hidden]; or null */
     const void *input;    /* te_router_weigh_gradient: the router's input, [tokens, hidden] */
     float *dweight;       /* the gradients of the weights, [tokens, top_k] */
     float *dbias;         /* te_router_bias_sum: the sums of dlogits over the tokens of each block, [blocks, experts] */
-    int64_t tokens;     /* for which the kernel computes */
-    int64_t all_tokens; /* those of all ranks, if the router exchanges rows; else `tokens` */
+    int64_t tokens;     /* number of tokens that the kernel processes */
+    int64_t all_tokens; /* the number of tokens of all ranks if the router exchanges rows, else `tokens` */
     int experts, top_k;
     float loss_scale;
 } te_router_args;
 
-/* The threads of a block of te_router_choose. With 32 warps each has two tokens of the chunk: in decoding, the time of
- * this kernel is that of one token times the tokens of a warp. With more experts, a thread needs more registers. */
+/* The warps and the threads of a block of te_router_choose. A warp processes its tokens one after the other, so in
+ * decoding the kernel takes the time of one token times the tokens of a warp. With 32 warps each warp has two of the 64
+ * tokens of a chunk. With more than 256 experts a block has fewer warps, because a thread needs more registers. */
 #define TE__CHOOSE_WARPS(experts) ((int)(experts) <= 256 ? (int)TE_ROUTER_MAX_WARPS : (int)TE_ROUTER_WARPS)
 #define TE__CHOOSE_THREADS(experts) ((int)TE_ROUTER_LANES * TE__CHOOSE_WARPS(experts))
 /* The number of experts of a lane. */
 TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
-/* A score as an integer of the same order. NaN counts as -infinity; 0 is less than all scores. */
+/* Maps a score to an integer, so that larger scores have larger integers. NaN counts as -infinity. No score is mapped
+ * to 0, which marks an expert that cannot be chosen. */
 TE_FN uint32_t te__router_key(float score) {
     const uint32_t bits = te_bits_of_float(score == score ? score + 0.0f : -INFINITY);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 TE_FN float te__router_of_key(uint32_t key) { return te_float_of_bits(key >> 31 ? key & 0x7fffffffu : ~key); }
-/* The experts of a lane that are not chosen yet. Lane i begins with the experts i, i + the number of lanes, .. */
+/* The keys (te__router_key) of those experts of a lane that have not been chosen yet. At the beginning lane i has the
+ * experts i, i + the number of lanes, and so on. */
 typedef struct te_router_keys {
     uint32_t key[TE_ROUTER_VALUES];
-    int expert[TE_ROUTER_VALUES]; /* not used if they are not sorted: key[v] is that of expert v * lanes + lane */
+    int expert[TE_ROUTER_VALUES]; /* used only if the keys are sorted; else key[v] is that of expert v * lanes + lane */
 } te_router_keys;
-/* Sorts the keys of a lane in descending order; equal ones stay in the order of the experts. */
+/* Sorts the keys of a lane in descending order; equal keys stay in the order of their experts. */
 TE_FN void te__router_sort(te_router_keys *k, const int values, te_lanes g) {
     if (values > TE_ROUTER_MAX_SORTED) return;
     TE_UNROLL for (int v = 0; v < values; v++) k->expert[v] = v * TE_ROUTER_LANES + g.id;
-    TE_UNROLL for (int n = 0; n < values; n++) /* odd-even transposition: registers need constant indices */
+    TE_UNROLL for (int n = 0; n < values; n++) /* odd-even transposition sort, whose indices are constants, so that the
+                                                * keys stay in registers */
         TE_UNROLL for (int v = n % 2; v + 1 < values; v += 2) {
             const uint32_t a = k->key[v], b = k->key[v + 1];
             const int of_a = k->expert[v], of_b = k->expert[v + 1];
@@ -147,8 +158,8 @@ TE_FN void te__router_sort(te_router_keys *k, const int values, te_lanes g) {
             k->expert[v] = a < b ? of_b : of_a, k->expert[v + 1] = a < b ? of_a : of_b;
         }
 }
-/* Removes the expert with the largest of a token's keys; if there are several, the one with the lowest number. Returns
- * it to the lane that had it, -1 to the others; *top: its key, to all. */
+/* Chooses the expert with the largest of a token's keys, of several the one with the lowest number, and removes its
+ * key. The lane that had the key returns the expert, all other lanes return -1. *top becomes the key, in all lanes. */
 TE_FN int te__router_take(uint32_t *top, te_router_keys *k, const int values, te_lanes g) {
     const int is_sorted = values <= TE_ROUTER_MAX_SORTED;
     uint32_t best = k->key[0];
@@ -166,12 +177,13 @@ TE_FN int te__router_take(uint32_t *top, te_router_keys *k, const int values, te
     } else TE_UNROLL for (int v = 0; v < values; v++) if (is_here && v == at) k->key[v] = 0;
     return is_here ? expert : -1;
 }
-/* The group of this lane's expert number v. If a group has as many experts as the warp has lanes, or a multiple, the
- * group does not depend on the lane. */
+/* Returns the group to which this lane's expert number v belongs. size: number of experts of a group. If size is a
+ * multiple of the number of lanes, the group does not depend on the lane. */
 TE_FN int te__router_group(int v, const int size, te_lanes g) {
     return size % TE_ROUTER_LANES ? (v * TE_ROUTER_LANES + g.id) / size : v / (size / TE_ROUTER_LANES);
 }
-/* Sets the keys of all experts to 0 that do not belong to one of the groups_kept best groups. */
+/* Sets the keys of all experts that are not in one of the groups_kept best groups to 0, so that these experts are not
+ * chosen. */
 TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_lanes g) {
     const int size = o.experts / o.groups, values = te__router_values(o.experts);
     uint32_t sum[TE_ROUTER_MAX_GROUPS], kept = 0;
@@ -196,12 +208,13 @@ TE_FN void te__router_keep_groups(uint32_t *key, const te_router_options o, te_l
     TE_UNROLL for (int v = 0; v < values; v++)
         if (!(kept >> te__router_group(v, size, g) % 32 & 1)) key[v] = 0;
 }
-/* The logits of a token: those of this lane's experts, and what a softmax over all of them needs. */
+/* The logits that a token has for this lane's experts, and the statistics of the softmax over the token's logits for
+ * all experts. */
 typedef struct te_router_row {
     float logit[TE_ROUTER_VALUES];
-    float max, sum, nan; /* sum: of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
+    float max, sum, nan; /* sum: the sum of exp(logit - max); nan: 1 if one of the logits is NaN, else 0 */
 } te_router_row;
-/* sums: 0: max and sum are not needed. */
+/* Loads the logits of a token. sums: 1 if the caller needs max and sum. */
 TE_FN void te__router_load(te_router_row *t, const float *logits, const int experts, const int sums, te_lanes *g) {
     const int values = te__router_values(experts);
     t->max = -INFINITY, t->sum = 0, t->nan = 0;
@@ -218,13 +231,14 @@ TE_FN void te__router_load(te_router_row *t, const float *logits, const int expe
         if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
     te_lanes_sum(&t->sum, 1, g);
 }
-/* The score of an expert. For softmax_of_chosen it is the logit. */
+/* Returns the score of an expert, which for softmax_of_chosen is its logit. */
 TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
     if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
     return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
 }
-/* Replaces the scores of the chosen experts by their weights. A lane has the choices g->id, g->id + the number of
- * lanes, .., `own` of them at most; w is 0, or -infinity for softmax_of_chosen, behind the last choice. */
+/* Replaces w, the scores of a token's chosen experts, by their weights. A lane has up to `own` of the choices: numbers
+ * g->id, g->id + the number of lanes, and so on. Elements of w after the last choice are 0, or -infinity for
+ * softmax_of_chosen. */
 TE_FN void te__router_weigh(float *w, const int own, const te_router_options o, te_router_score score, float nan,
                             te_lanes *g) {
     const int divides = o.renormalise || score == TE_SCORE_softmax_of_chosen;
@@ -239,14 +253,14 @@ TE_FN void te__router_weigh(float *w, const int own, const te_router_options o, 
     const float scale = divides ? o.factor / (sum + 1e-20f) : o.factor;
     TE_UNROLL for (int i = 0; i < own; i++) w[i] = nan > 0 ? NAN : w[i] * scale;
 }
-/* Chooses the experts of one token, and sets bit i of the words of these experts in `chosen`, where i is the token's
- * number in the chunk that begins at `first`. order: shared memory of this warp, [top_k]. */
+/* Chooses the experts of token first + i, which is number i of its chunk, and sets bit i of chosen[e] for each chosen
+ * expert e. order: shared memory of this warp, [top_k]. */
 TE_FN void te__router_choose_of(const te_router_args *a, int64_t first, int i, uint64_t *chosen, int32_t *order,
                                 const te_router_options o, te_dtype dtype, te_lanes g) {
     const int64_t token = first + i;
     float *logits = a->at.logits + token * o.experts;
     const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
-    const int own = (o.top_k + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; /* choices of a lane */
+    const int own = (o.top_k + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; /* number of choices of a lane */
     /* a softmax over all logits, divided by the sum over the chosen ones, is a softmax over the chosen ones */
     const int of_chosen = o.score == TE_SCORE_softmax && o.renormalise && !by_score;
     const te_router_score score = of_chosen ? TE_SCORE_softmax_of_chosen : (te_router_score)o.score;
@@ -285,8 +299,8 @@ TE_FN void te__router_choose_of(const te_router_args *a, int64_t first, int i, u
     }
     te_warp_sync(); /* the next token overwrites `order` */
 }
-/* Sets start[e] to the routed row of expert e that the first token of chunk b.x with this expert gets. The first block
- * also stores the offsets of all experts. */
+/* Sets start[e] to the routed row of the first token in chunk b.x that has chosen expert e. The first block also stores
+ * the offsets of all experts. */
 TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b, const int experts,
                              const int threads) {
     int none;
@@ -304,8 +318,9 @@ TE_FN void te__router_starts(int32_t *start, const te_router_args *a, te_block b
     if (b.x == 0 && b.y == 0 && all.id == 0) a->at.offset[experts] = (int32_t)total;
     te_block_sync();
 }
-/* Counts the tokens of each expert in a chunk of n tokens, and finds the places of its rows. chosen: for each expert,
- * one bit for each token of the chunk. */
+/* For a chunk of n tokens, counts the tokens that have chosen each expert, and stores in a->rank how many earlier
+ * tokens of the chunk have chosen the same expert. chosen: for each expert a word with one bit for each token of the
+ * chunk. */
 TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t *chosen, int n, const int experts,
                             const int top_k, const int threads) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
@@ -323,7 +338,8 @@ TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t 
         if (b.nx == 1) a->count[e] = count;
     }
     if (b.nx > 1) return;
-    te_block_sync(); /* a single chunk, as in decoding, needs no other kernel */
+    te_block_sync(); /* a single chunk, as in decoding: this kernel also computes the routed rows, and no other kernel
+                      * is needed */
     te__router_starts(start, a, b, experts, threads);
     for (int i = all.id; i < n * top_k; i += all.count) {
         const int row = start[a->at.expert[i]] + a->rank[i];
@@ -331,7 +347,8 @@ TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t 
     }
 }
 /* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
- * logits, writes 12 bytes for each routed row. exchanges: 1: these are the tokens of one rank, so it does not count. */
+ * logits, writes 12 bytes for each routed row. With exchanges 1 these are the tokens of only one rank, so
+ * te_router_count_chosen counts later. */
 TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
                             const int exchanges) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
@@ -348,7 +365,8 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
     te_block_sync();
     if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k, threads);
 }
-/* Counts the tokens of each expert in TE_ROUTER_CHUNK tokens, whose experts all ranks have chosen. */
+/* If the router exchanges rows, counts the tokens of each expert in TE_ROUTER_CHUNK tokens, after every rank has
+ * received the choices of all ranks. */
 TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
     int none;
@@ -364,8 +382,8 @@ TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
                   te_router_count_chosen_body(te_args, te_at))
-/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane has one expert, and each
- * warp of a block a part of the chunks. Memory traffic: reads the counts twice, writes them once. */
+/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane computes one expert, and
+ * each warp of a block some of the chunks. Memory traffic: reads the counts twice, writes them once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
     TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
     int warp;
@@ -389,8 +407,8 @@ TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
                   te_router_scan_body(te_args, te_at))
-/* Finds the routed rows of each token, and copies the token's row of x to them if `copies`. Memory traffic: reads x,
- * writes the routed rows and 8 bytes for each of them. */
+/* Computes the indices of each token's routed rows and, if `copies`, copies the token's row of x to these rows. Memory
+ * traffic: reads x, writes the routed rows and 8 bytes for each of them. */
 TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
                             const te_formats f, const int copies) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
@@ -420,7 +438,7 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
                 const int64_t at = token * o.top_k + j;
                 const int e = a->at.expert[at];
                 if ((unsigned)(e - a->at.first) >= (unsigned)a->at.count) continue;
-                /* other blocks have not stored the offsets yet, so this is not te__is_computed */
+                /* te__is_computed cannot be used, because the first block may not have stored the offsets yet */
                 if (o.capacity > 0 && a->before[(int64_t)b.x * o.experts + e] + a->rank[at] >= a->at.capacity) continue;
                 const float w = te__input_weight(&a->at, at);
                 TE_UNROLL for (int k = 0; k < 8; k++) weighed[k] = w * v[k];
@@ -429,8 +447,8 @@ TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router
         }
     }
 }
-/* The gradients of a token's scores, in place of those of its weights. s: its scores (softmax_of_chosen: its
- * logits). */
+/* Replaces d, the gradients of a token's weights, by the gradients of its scores. s: the scores or, for
+ * softmax_of_chosen, the logits of the token's experts. */
 TE_FN void te__router_score_gradients(float *d, float *s, const te_router_options o) {
     float sum = 0, along = 0, max = -INFINITY;
     if (o.score == TE_SCORE_softmax_of_chosen) {
@@ -445,8 +463,8 @@ TE_FN void te__router_score_gradients(float *d, float *s, const te_router_option
     /* s = exp(logit - max), so dlogit = ds s */
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (o.score == TE_SCORE_softmax_of_chosen) d[j] *= s[j];
 }
-/* Computes dlogits from the gradients of the weights, and adds the gradients of the two losses. A warp has a token.
- * Memory traffic: reads the logits, writes dlogits. */
+/* Computes dlogits from the gradients of the weights, and adds the gradients of the options aux_loss and z_loss. A warp
+ * computes one token. Memory traffic: reads the logits, writes dlogits. */
 TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype) {
     int group, expert[TE_ROUTER_MAX_TOP_K];
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -467,8 +485,10 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
         if (o.score == TE_SCORE_softmax) along += d[j] * s[j];
         if (o.score == TE_SCORE_sigmoid) d[j] *= s[j] * (1.0f - s[j]); /* s = sigmoid(logit) */
     }
-    /* The derivative of the balancing loss along P_e is share times the number of rows of e. */
-    const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, the first one adds the losses */
+    /* The derivative of the loss aux_loss with respect to p_e, this token's softmax score of expert e, is share times
+     * the number of rows of e. */
+    const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, only the first adds the gradients of
+                                                             * the losses */
     const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
     const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
     TE_UNROLL for (int v = 0; v < values; v++) {
@@ -489,8 +509,8 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
         te_store(a->y, token * o.experts + e, dlogit, dtype);
     }
 }
-/* With (weigh, input) a routed row is w x, so dw = the sum over the columns of its gradient times x. A warp has a
- * token. Memory traffic: reads x and the gradient of the routed rows. */
+/* With (weigh, input) a routed row is w x. So dw is the sum, over the columns, of the routed row's gradient times x. A
+ * warp computes one token. Memory traffic: reads x and the gradient of the routed rows. */
 TE_FN void te_router_weigh_gradient(const te_router_args *a, te_block b, const te_router_options o, const int width,
                                     const te_formats f) {
     int group;
@@ -514,7 +534,8 @@ TE_FN void te_router_weigh_gradient(const te_router_args *a, te_block b, const t
         if (g.id == 0) a->dweight[token * o.top_k + j] = sum[j];
     }
 }
-/* dlogit is the gradient of the bias, too, so it is summed over the tokens. Memory traffic: reads dlogits. */
+/* Computes the gradient of the router's bias, which is added to the logits: the sum of dlogits over the tokens. Memory
+ * traffic: reads dlogits. */
 TE_FN void te_router_bias_sum(const te_router_args *a, te_block b, const int experts, te_dtype dtype) {
     int none;
     const te_lanes all = te_lanes_here(TE_ROUTER_THREADS, &none);
@@ -526,8 +547,8 @@ TE_FN void te_router_bias_sum(const te_router_args *a, te_block b, const int exp
         a->dbias[(int64_t)b.x * experts + e] = sum;
     }
 }
-/* dx[token] = the sum of the gradients of the token's rows, and of the gradient by way of the logits. Memory traffic:
- * reads the routed rows and `more`, writes dx. */
+/* dx[token] = the sum of the gradients of the token's routed rows, plus `more`, the gradient that comes through the
+ * logits. Memory traffic: reads the routed rows and `more`, writes dx. */
 TE_FN void te_router_sum(const te_router_args *a, te_block b, const te_router_options o, const int width,
                          const te_formats f) {
     int group;

@@ -13,8 +13,8 @@
 
 /* ---- the passes over keys ---------------------------------------------------------------------------------------- */
 
-/* A radix selection finds a key digit by digit, highest first. Its digits are bits 21 to 31, 10 to 20 and 0 to 9.
- * prefix: the digits above this one. */
+/* A digit of a key. A radix selection finds a 32-bit key digit by digit, the highest first; the digits are bits 21 to
+ * 31, 10 to 20 and 0 to 9. prefix: the higher digits, which have already been found. */
 typedef struct te__sample_digit { int shift, bits; uint32_t prefix; } te__sample_digit;
 TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     te__sample_digit d;
@@ -33,11 +33,12 @@ TE_FN uint64_t te__sample_target(te__sample_wish w, uint64_t total) {
     return target < 1 ? 1 : target > total ? total : target;
 }
 /* A selection adds amounts from the largest key down (or from the lowest token up) and finds the key (or token) at
- * which the sum reaches the target `wish`. Of a key it computes digits [level, end); prefix: the digits above. */
+ * which the sum reaches the target `wish`. A selection of a key finds its digits level to end - 1; prefix: the higher
+ * digits, which are given. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
-    int counted; /* 1: the histogram of the first level has already been computed */
+    int counted; /* 1 if the histogram of the first level has already been computed */
     uint32_t prefix;
     te__sample_wish wish;
 } te__sample_selection;
@@ -47,7 +48,8 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     s.sum = sum, s.of_tokens = 0, s.level = level, s.end = 3, s.counted = 0, s.prefix = prefix, s.wish = wish;
     return s;
 }
-/* A token is found in two steps: by a histogram over the chunks of vectors, and in its chunk (te__sample_walk). */
+/* Returns a selection that finds a token. It has two steps: a histogram over the chunks of vectors finds the token's
+ * chunk, and te__sample_walk finds the token in this chunk. */
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
     te__sample_selection s = te__sample_key_selection(sum, 2, 0, wish);
     s.of_tokens = 1;
@@ -56,30 +58,30 @@ TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sa
 /* The passes that compute the keys of all tokens of a row, after mask and penalties. */
 typedef enum te__sample_kind {
     TE__SAMPLE_LARGEST, /* finds the largest key and the lowest token that has it */
-    TE__SAMPLE_FIRST,   /* adds the tokens to the histogram of digit 0 of the keys that can be drawn; also LARGEST */
+    TE__SAMPLE_FIRST,   /* LARGEST, and adds the tokens that can be drawn to the histogram of digit 0 of the keys */
     TE__SAMPLE_KEYS,    /* adds the amounts of the tokens to the histogram of a digit of the keys */
     TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram of the chunks of vectors in which they lie */
     TE__SAMPLE_GATHER   /* appends the tokens that the cut keeps, and whose keys are at least `least`, to the list */
 } te__sample_kind;
-/* A pass, or a selection, which consists of passes: its parameters and results. */
+/* The parameters and the results of a pass, or of a selection, which consists of several passes. */
 typedef struct te__sample_pass {
     te__sample_row row;
     te__sample_team team;
     te__sample_kind kind;
-    te__sample_sum sum;      /* KEYS, TOKENS: what is added */
-    te__sample_digit digit;  /* KEYS: only tokens whose digits above this one equal its prefix are added */
+    te__sample_sum sum;      /* KEYS, TOKENS: which amounts are added */
+    te__sample_digit digit;  /* KEYS: only tokens whose higher digits equal digit.prefix are added */
     uint32_t least;          /* GATHER */
-    uint64_t best;           /* LARGEST, FIRST: becomes this lane's te__sample_best */
-    te__sample_selection selection; /* of te__sample_select, as are its results: */
+    uint64_t best;           /* LARGEST, FIRST: the result, this lane's largest te__sample_best */
+    te__sample_selection selection; /* the parameters of te__sample_select, whose results are `found` and `value` */
     te__sample_found found;
     uint32_t value; /* the key or the token that was found */
 } te__sample_pass;
 /* te__sample_run_pass and te__sample_select for a list's width and dtype. On CUDA they are not inlined. */
 typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
 
-/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. For the first digit of the
- * keys, masses below least_mass go to bin 0, so that the total is right; all other keys are in larger bins, where the
- * cut lies. Memory traffic: reads the logits and, if used, history and masks. */
+/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass for the first
+ * digit of the keys, masses below least_mass are added to bin 0, which keeps the total right; the cut lies in one of
+ * the larger bins. Memory traffic: reads the logits and, if used, history and masks. */
 TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     te__sample_row row = p->row;
     const te__sample_team team = p->team, *const t = &team;
@@ -145,8 +147,8 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     left_out = te_warp_sum_u64(left_out);
     if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* Append the tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
- * fit. */
+/* Append those tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
+ * these tokens fit into the list. */
 TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
     p->kind = TE__SAMPLE_GATHER, p->least = least;
     run(p);
@@ -166,9 +168,9 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     }
     return sum;
 }
-/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. descending
- * 1: the sum begins at the last of these bins. All lanes of all blocks return the same result. If the histogram is
- * empty, bin and inside are 0. */
+/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. With
+ * descending 1 the sum begins at the last of these bins. All lanes of all blocks return the same result. If the
+ * histogram is empty, bin and inside are 0. */
 TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish w, const te__sample_team *t) {
     const int each = te__sample_ceil(bins, t->g.count), last = bins - 1;
     const int from = (int)te_min(t->g.id * each, bins), to = (int)te_min(from + each, bins);
@@ -217,7 +219,8 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Run p->selection. p->value becomes the key or token that it finds; p->found.inside is 0 if all amounts are 0. */
+/* Run p->selection. p->value becomes the key or token that the selection finds; p->found.inside is 0 if all amounts are
+ * 0. */
 TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void (*pass)(te__sample_pass *)) {
     const te__sample_selection s = p->selection;
     te__sample_row row = p->row;
@@ -226,7 +229,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     row.width = width, row.dtype = dtype;
     const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
     p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
-    /* The last ten bits of a key that was computed from 16 bits, without penalties, are those of its sign. */
+    /* For 16-bit logits without penalties, the last ten bits of a key are determined by its sign, so the last digit
+     * needs no pass. */
     const int from_16_bits = te_dtype_bytes(dtype) == 2 && !row.penalised;
     const int end = s.end == 3 && !s.of_tokens && from_16_bits ? 2 : s.end;
     TE_UNROLL_1 for (int level = s.level; level < end; level++) {

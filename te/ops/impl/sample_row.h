@@ -27,17 +27,18 @@ enum {
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
     TE__SAMPLE_LIST = 2048,  /* capacity of the list, in shared memory, of the tokens that the filters may still keep */
-    /* parts of the first pass: of each, the largest key is stored for each lane */
+    /* number of segments into which each lane divides its vectors in the first pass; the lane stores the largest key of
+     * each segment */
     TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
     TE__SAMPLE_CHUNK = 256,  /* vectors of eight tokens in a chunk; a histogram over tokens has a bin for each chunk */
     TE__SAMPLE_STREAM = 0x73616d70, /* number of the Philox stream from which tokens are drawn; no dropout uses it */
     TE__SAMPLE_MASS_BITS = 44       /* the mass of the largest logit is 2^44 */
 };
-/* The number of vectors that a lane loads at a time: 64 bytes. */
+/* The number of vectors that a lane loads at a time; on CUDA these are 64 bytes. */
 #define TE__SAMPLE_AHEAD(dtype) (!TE_CUDA ? 1 : (dtype) == TE_f32 ? 2 : 4)
 enum {
     TE__SAMPLE_MAX_AHEAD = TE_CUDA ? 4 : 1,
-    TE__SAMPLE_PREFETCH = 4 /* the first pass prefetches the vectors that it loads so many loads later */
+    TE__SAMPLE_PREFETCH = 4 /* the first pass prefetches vectors this many loads before it loads them */
 };
 /* A key is a logit mapped to a 32-bit unsigned integer; larger logits have larger keys. Only tokens whose keys lie
  * between the keys of -infinity and of NaN can be drawn. */
@@ -61,10 +62,10 @@ typedef struct te__sample_found {
     int bin;
 } te__sample_found;
 
-/* What the first pass over the vectors of one block has found; the blocks of a row exchange it. */
+/* The result of the first pass over the vectors of one block. The blocks of a row exchange these results. */
 typedef struct te__sample_part {
     uint64_t best;               /* the largest te__sample_best */
-    uint32_t raw;                /* the largest key of the plain logits, that is, without mask and penalties */
+    uint32_t raw;                /* the largest key of the plain logits, without mask and penalties */
     uint32_t bound_k, bound_top; /* te__sample_bound, for top-k and for te_sampling.top */
 } te__sample_part;
 
@@ -74,21 +75,22 @@ typedef struct te__sample_part {
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* [listed]: a te__sample_best of each token; only in a row's first block */
-    uint32_t lane_key[2][TE_SAMPLE_THREADS]; /* the largest key of each lane: after mask and penalties, and plain */
+    uint32_t lane_key[2][TE_SAMPLE_THREADS]; /* the largest key of each lane: [0] after mask and penalties, [1] of the
+                                              * plain logits */
     te__sample_part part[TE__SAMPLE_MAX_BLOCKS]; /* [block] */
     uint64_t mass[TE__SAMPLE_MAX_BLOCKS][TE_SAMPLE_THREADS / TE__SAMPLE_WARP]; /* [block, warp]: sums of masses of plain
                                                                                * logits; only in a row's first block */
     te__sample_found found;
     uint64_t total; /* a sum of masses over the list */
-    uint32_t noted;  /* vectors in `low`; more than its size: some were dropped */
-    uint32_t listed; /* entries appended to the list; more than the capacity: some were dropped */
+    uint32_t noted;  /* number of vectors noted in `low`; if it exceeds the size of `low`, some were dropped */
+    uint32_t listed; /* number of entries appended to the list; if it exceeds the list's capacity, some were dropped */
     uint32_t kept;   /* number of tokens of the list that the filters keep */
-    uint32_t overflow; /* 1: a block of the row has dropped an entry, because the list was full */
+    uint32_t overflow; /* 1 if a block of the row has dropped an entry, because the list was full */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
 
-/* All lanes that work on one row, in the `blocks` thread blocks of a cluster. This lane is in block number `rank`. */
+/* The lanes that work on one row, in a cluster of `blocks` thread blocks. This lane is in block number `rank`. */
 typedef struct te__sample_team {
     te__sample_shared *s;
     te_lanes g; /* the lanes of this block */
@@ -98,7 +100,8 @@ typedef struct te__sample_team {
 /* ---- the lanes of a row ------------------------------------------------------------------------------------------ */
 
 #if TE_CUDA
-/* A barrier of all blocks of the row: what each has stored to shared memory is then visible to the other blocks. */
+/* A barrier of all blocks of the row. After the barrier, each block sees what the other blocks have stored to shared
+ * memory. */
 TE_FN void te__sample_sync(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -108,8 +111,9 @@ TE_FN void te__sample_sync(const te__sample_team *t) {
 #endif
     __syncthreads();
 }
-/* Arrive at a barrier of all blocks of the row. te__sample_wait waits until all have arrived; only then has each block
- * started, so that the others may store to its shared memory. If the row has one block, these do nothing. */
+/* Arrive at a barrier of all blocks of the row. te__sample_wait waits until all blocks have arrived. Only after that is
+ * it certain that every block has started and that other blocks may store to its shared memory. If the row has a single
+ * block, both functions do nothing. */
 TE_FN void te__sample_arrive(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -160,7 +164,7 @@ TE_FN float te__sample_max(const float x[8]) {
     TE_UNROLL for (int k = 1; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(x[k]));
     return max;
 }
-/* Return the larger number, or `low` if x is NaN. */
+/* Return the larger of x and `low`, or `low` if x is NaN. */
 TE_FN float te__sample_at_least(float x, float low) { return fmaxf(x, low); }
 #else
 TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
@@ -179,7 +183,7 @@ TE_FN uint32_t te__sample_ticket(uint32_t *count) { return (*count)++; }
 TE_FN float te__sample_divide(float a, float b) { return a / b; }
 TE_FN float te__sample_max(const float x[8]) {
     float max = x[0];
-    int nans = 0; /* counted by themselves, so that the loops have no branches */
+    int nans = 0; /* NaNs are counted in a separate loop, so that the loops have no branches */
     for (int k = 0; k < 8; k++) nans += x[k] != x[k];
     for (int k = 1; k < 8; k++) max = x[k] > max ? x[k] : max;
     return nans ? NAN : max;
@@ -189,7 +193,8 @@ TE_FN float te__sample_at_least(float x, float low) { return x > low ? x : low; 
 
 /* ---- arithmetic that is bitwise identical on both targets -------------------------------------------------------- */
 
-/* Products are added by fmaf only: whether a compiler contracts a * b + c to an FMA would change the last bit. */
+/* Products are added only by explicit fmaf: if the compiler could choose whether to contract a * b + c to an FMA, the
+ * last bit could differ between targets. */
 
 /* Return the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
@@ -198,22 +203,24 @@ TE_FN uint32_t te__sample_key(float x) {
 }
 /* Return whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
-/* Return the key, but at least the smallest one that can be drawn. */
+/* Return the key or, if it is smaller, the smallest key that can be drawn. */
 TE_FN uint32_t te__sample_drawable(uint32_t key) {
     return key > TE__SAMPLE_KEY_MINUS_INF ? key : TE__SAMPLE_KEY_MINUS_INF + 1;
 }
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
-/* Returns a key that is not above the key of any token that min-p keeps: its logit is at least that of the most likely
- * token plus temperature ln(min_p). top: the key of the most likely token; 0.01: more than the rounding errors. */
+/* Returns a lower bound for the keys of the tokens that min-p keeps: the logit of such a token is at least that of the
+ * most likely token plus temperature * ln(min_p). top: the key of the most likely token. The 0.01 is a margin that
+ * exceeds the rounding errors. */
 TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temperature) {
     const float log_of = (log2f(fminf(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E;
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
 }
 #define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: a float of this size is an integer */
-/* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7; |d * scale| < 2^21. *shifted: a float
- * whose low bits hold the integer n: adding 1.5 * 2^23 rounds d * scale to n. A Taylor series computes p. */
+/* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
+ * float whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
+ * series. */
 TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     TE__SUMS_AS_WRITTEN const float sum = fmaf(d, scale, TE__SAMPLE_ROUNDS), minus_n = TE__SAMPLE_ROUNDS - sum;
     const float f = fmaf(d, scale, minus_n);
@@ -223,13 +230,14 @@ TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     p = fmaf(p, f, 5.5504109e-2f), p = fmaf(p, f, 2.4022651e-1f), p = fmaf(p, f, 6.9314718e-1f);
     return fmaf(p, f, 1.0f);
 }
-/* The sum of at most 128 exponentials, in units of 2^-20 and 2^-43, with an offset for each term: modulo 2^32. */
+/* The sum of at most 128 exponentials: high counts units of 2^-20, low units of 2^-43, both modulo 2^32. Each term also
+ * adds an offset to both, which te__sample_without_offsets removes. */
 typedef struct te__sample_sums { uint32_t high, low; } te__sample_sums;
 #define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: a float of this size is a multiple of 2^-20 */
 #define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: a multiple of 2^-43 */
-/* Add 2^(d * scale), -57 <= d * scale <= 0, rounded to a multiple of 2^-43. Each addition of an offset rounds to a
- * multiple of the unit, which the bits of the result then count; the other operations are exact. Most of these
- * instructions run on the pipe for FMAs, which is twice as fast as that for integers. */
+/* Add 2^(d * scale), -57 <= d * scale <= 0, rounded to a multiple of 2^-43. Adding an offset rounds a float to a
+ * multiple of the unit, and the bits of the result, taken as an integer, count the units; all other operations are
+ * exact. Most of these instructions run on the FMA pipe, which has twice the throughput of the integer pipe. */
 TE_FN void te__sample_add_exp2(te__sample_sums *s, float d, float scale) {
     TE__SUMS_AS_WRITTEN float shifted;
     const uint32_t p = te_bits_of_float(te__sample_exp2(&shifted, d, scale));
@@ -251,7 +259,7 @@ TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
 /* te__sample_penalised returns the logit x after the penalties, for a token that was generated `count` times or is in
- * the prompt. It is not inlined: few tokens need it, and a pass would contain its code eight times. */
+ * the prompt. The function is not inlined, because few tokens need it and a pass would contain its code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -277,15 +285,16 @@ typedef struct te__sample_row {
     const uint16_t *history;
     const uint32_t *allowed, *prompt;
     float scale;       /* log2(e) / temperature */
-    float lowest;      /* a logit that is further below the largest one has the mass 0 */
+    float lowest;      /* negative; a logit below the largest logit plus `lowest` has the mass 0 */
     uint32_t top;      /* the largest key */
     uint32_t cut_key;
     int cut_token;
     uint64_t min_mass; /* min-p: a token whose mass is below min_mass is not drawn */
-    uint64_t least_mass; /* top-p: it certainly keeps no token whose mass is below least_mass */
+    uint64_t least_mass; /* top-p: a token whose mass is below least_mass is certainly not kept */
 } te__sample_row;
 
-TE_FN int te__sample_ceil(int a, int b) { return (a + b - 1) / b; } /* a 64-bit division takes ten times as long */
+TE_FN int te__sample_ceil(int a, int b) { return (a + b - 1) / b; } /* in 32 bits, because a 64-bit division takes ten
+                                                                     * times as long */
 TE_FN float te__sample_param(const float *p, int row, float otherwise) { return p ? p[row] : otherwise; }
 TE_FN void te__sample_set_temperature(te__sample_row *r, float temperature) {
     r->scale = te__sample_divide(TE__SAMPLE_LOG2E, temperature);
@@ -299,7 +308,7 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.a = a, r.row = row, r.at = (int64_t)row * width, r.width = width, r.dtype = dtype;
     r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
     /* A warp reads 32 consecutive vectors. The next 32 are read by a warp of the next block, so that all blocks have
-     * tokens of all parts of the vocabulary: then te__sample_bound is close to the cut. */
+     * tokens of all parts of the vocabulary. This keeps the result of te__sample_bound close to the cut. */
     const int warp = t->g.id / TE__SAMPLE_WARP, lane = t->g.id % TE__SAMPLE_WARP;
     r.begin = (warp * t->blocks + t->rank) * TE__SAMPLE_WARP + lane, r.stride = t->g.count * t->blocks;
     r.loads = te__sample_ceil(r.vectors, r.stride * TE__SAMPLE_AHEAD(dtype));
@@ -325,17 +334,18 @@ TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     return r;
 }
 
-/* Return the bits from .. from + n - 1 of a mask as the low n bits of the result, n <= 8; ignore its other bits. */
+/* Return bits `from` to from + n - 1 of a mask in the low n bits of the result, n <= 8. The other bits of the result
+ * are undefined. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
     uint32_t bits = mask[word] >> shift;
     if (shift + n > 32) bits |= mask[word + 1] << (32 - shift);
     return bits;
 }
-/* The format of a vector in registers: that of the logits; on the host f32, because there a lane converts a vector as
- * soon as it has loaded it. */
+/* Returns the format of a vector in registers: on CUDA the format of the logits, on the host f32, because the host
+ * converts a vector as soon as it has loaded it. */
 TE_FN te_dtype te__sample_format(const te__sample_row *r) { return TE_CUDA ? r->dtype : TE_f32; }
-/* Load vector v. Elements beyond the row's end become -infinity; so do all elements of a vector beyond it. */
+/* Load vector v. Elements beyond the end of the row become -infinity, even if the whole vector lies beyond the end. */
 TE_FN void te__sample_load(te_vec8 *e, const te__sample_row *r, int v) {
     const te_dtype format = te__sample_format(r);
     const uint32_t half = format == TE_bf16 ? 0xff80u : 0xfc00u; /* -infinity in 16 bits */
@@ -403,8 +413,9 @@ TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
     te__sample_add_exp2(&s, te__sample_at_least(d, r->lowest), r->scale);
     return te__sample_mass_of_sums(te__sample_without_offsets(s, 1));
 }
-/* What a pass adds up over the tokens that the cut keeps: their number (COUNT), the number of those whose key is
- * cut_key (TIES), their masses (MASS), or the masses of those that can be drawn (DRAW). */
+/* What a pass adds up over the tokens that the cut keeps: the number of these tokens (COUNT), the number of kept tokens
+ * whose key is cut_key (TIES), the masses of the kept tokens (MASS), or the masses of the kept tokens that can be drawn
+ * (DRAW). */
 typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
 TE_FN int te__sample_is_kept(const te__sample_row *r, uint32_t key, int token) {
     return (key > r->cut_key) | ((key == r->cut_key) & (token <= r->cut_token));
@@ -427,9 +438,9 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
 
 /* ---- the passes over plain logits -------------------------------------------------------------------------------- */
 
-/* The kernel is short of instruction cache: what few rows need is not inlined in the loops that all rows run. So the
- * first and the second pass read the plain logits; work that needs keys after mask and penalties, histograms, and lists
- * of unusual rows are passes by themselves, and te__sample_pass has the only loop for all of them. */
+/* The kernel's code barely fits the instruction cache, so code that few rows need is not inlined in the loops that all
+ * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and the
+ * lists of unusual rows are computed in separate passes, which share one loop, te__sample_run_pass. */
 
 /* Prefetch the vectors of load number i to the L2: the loads of two passes alone do not hide the latency of DRAM. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_team *t) {
@@ -440,18 +451,19 @@ TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_
             te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
     }
 }
-/* Whether there is at least one load for each segment of the first pass. */
+/* Returns whether the row has at least one load for each segment of the first pass. */
 TE_FN int te__sample_is_long(const te__sample_row *r) { return r->loads >= TE__SAMPLE_SEGMENTS; }
-/* Of the first pass: the largest key of the logits that this lane has read, and the vector in which it first occurs. */
+/* The result of the first pass for one lane: the largest key of the logits that the lane has read, and the vector in
+ * which this key first occurs. */
 typedef struct te__sample_largest { uint32_t key; int vector; } te__sample_largest;
-/* The first pass: reads all logits once. is_long 1: the loads are divided into segments, and the largest key of each is
- * stored to the shared memory. *h: the vectors of load number 0, on entry and on return. */
+/* The first pass: reads all logits once. With is_long 1 the loads are divided into segments, and the largest key of
+ * each segment is stored to shared memory. *h: the vectors of load number 0, on entry and on return. */
 TE_FN te__sample_largest te__sample_first_pass_of(te__sample_held *h, const te__sample_row *r, int is_long,
                                                   const te__sample_team *t) {
     te__sample_largest largest = {0, 0};
     uint32_t *to = t->s->high + t->g.id, of_segment = 0;
     const int segment = te__sample_ceil(r->loads, (int)TE__SAMPLE_SEGMENTS);
-    int left = segment; /* loads until the segment ends */
+    int left = segment; /* number of loads until the segment ends */
     if (is_long) TE_UNROLL for (int k = 0; k < TE__SAMPLE_SEGMENTS; k++) to[k * TE_SAMPLE_THREADS] = 0;
     TE_UNROLL_1 for (int i = 0; i < r->loads; i++) {
         if (i) te__sample_fetch(h, r, i);
@@ -470,7 +482,8 @@ TE_FN te__sample_largest te__sample_first_pass_of(te__sample_held *h, const te__
     if (r->loads > 1) te__sample_fetch(h, r, 0);
     return largest;
 }
-/* Two loops, so that short rows have no code for segments: it would cost one row of 152064 half a microsecond of 15. */
+/* There are two copies of the loop, so that short rows run no code for segments. With that code, a single row of 152064
+ * logits would take half a microsecond more than its 15. */
 TE_FN te__sample_largest te__sample_first_pass(te__sample_held *h, const te__sample_row *r, const te__sample_team *t) {
     return te__sample_is_long(r) ? te__sample_first_pass_of(h, r, 1, t) : te__sample_first_pass_of(h, r, 0, t);
 }
@@ -488,8 +501,8 @@ TE_FN int te__sample_token_of(const te__sample_row *r, int v, uint32_t key) {
 TE_FN void te__sample_overflow(const te__sample_team *t) {
     TE_UNROLL_1 for (int k = 0; k < t->blocks; k++) te__sample_peer(t, k)->overflow = 1;
 }
-/* Append the tokens of vector v that the cut of r keeps and whose keys are at least `least` to the list in the first
- * block. If the list is full, they are dropped, and all blocks are told so. */
+/* Append those tokens of vector v that the cut of r keeps and whose keys are at least `least` to the list in the first
+ * block. If the list is full, the tokens are dropped, and `overflow` is set in all blocks. */
 TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, const te__sample_team *t) {
     te__sample_shared *first = te__sample_peer(t, 0);
     uint32_t key[8], place;
@@ -503,8 +516,9 @@ TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, con
         else te__sample_overflow(t);
     }
 }
-/* Note that vector v has tokens for the list: a pass does this, and te__sample_append_noted appends them behind the
- * pass, a vector for each lane. In the pass a warp would wait for each of its vectors. */
+/* Records in `low` that vector v has tokens for the list. A pass only records such vectors; after the pass
+ * te__sample_append_noted appends their tokens, one vector for each lane. Appending within the pass would make a warp
+ * wait for each such vector. */
 TE_FN void te__sample_note(int v, const te__sample_team *t) {
     const uint32_t place = te__sample_ticket(&t->s->noted);
     if (place < TE__SAMPLE_BINS) t->s->low[place] = (uint32_t)v;
@@ -520,7 +534,8 @@ TE_FN void te__sample_append_noted(const te__sample_row *r, uint32_t least, cons
         te__sample_append(r, (int)t->s->low[i], least, t);
 }
 /* The second pass. Returns this lane's sum of the masses of the plain logits, whose largest key is raw_top. Appends the
- * tokens of the plain logits whose keys are at least `least` to the list (least 0: none). *h: the vectors of load 0. */
+ * tokens whose plain keys are at least `least` to the list or, if `least` is 0, no tokens. *h: the vectors of load
+ * 0. */
 TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                       const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -533,7 +548,8 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
             float x[8];
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             if (te__sample_max(x) >= bound) te__sample_note(te__sample_vector(r, i, j), t);
-            /* without branches: e^-39.5 is rounded to 0; so is the term of NaN, to which +infinity - +infinity leads */
+            /* No branches are needed: differences below -39.5 become -39.5, and e^-39.5 is rounded to 0. NaN, the
+             * result of +infinity - +infinity, also becomes -39.5. */
             TE_UNROLL for (int k = 0; k < 8; k++)
                 te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, TE__SAMPLE_LOWEST), TE__SAMPLE_LOG2E);
         }
@@ -568,7 +584,8 @@ TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_tea
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             TE_UNROLL for (int k = 0; k < 8; k++)
                 te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, r->lowest), r->scale);
-            sums = te__sample_without_offsets(sums, 8); /* high: at most 2^23, low: at most 2^25 in magnitude */
+            sums = te__sample_without_offsets(sums, 8); /* high is at most 2^23, low at most 2^25 in magnitude, so the
+                                                         * sums of a warp do not overflow */
             sums.high = te_warp_sum_u32(sums.high), sums.low = te_warp_sum_u32(sums.low);
             if (lane == 0 && sums.high | sums.low)
                 te__sample_add(t->s, te__sample_vector(r, i, j) / TE__SAMPLE_CHUNK, te__sample_mass_of_sums(sums));

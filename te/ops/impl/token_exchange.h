@@ -1,20 +1,21 @@
-/* token_exchange.h -- rows of tokens that travel to the ranks of their experts, and back (all-to-all).
+/* token_exchange.h -- sends rows of tokens to the ranks of their experts, and returns the experts' results
+ * (all-to-all).
  *
  *   te__tokens_dispatch   sends each of this rank's rows once to every rank that holds one of the token's experts
- *   te__tokens_return     the opposite way: each of these ranks returns a row of partial sums to the rank of the token
+ *   te__tokens_return     the opposite: each of these ranks sends a row of partial sums back to the rank of the token
  *   te_token_sum          adds the partial sums of a token, in f32 and in the order of the ranks
  *
- * Each of N ranks has tokens / N tokens, in the order of the ranks. Every rank knows the experts of all tokens, so
- * nobody has to send counts, and a row has a fixed place: row `token` of [tokens, width]. Rows that no expert of this
- * rank needs are not written. Bytes that a rank sends: a row for each other rank with an expert of the token,
- * instead of N - 1 rows for each token in an all-gather.
+ * Each of N ranks has tokens / N tokens, in the order of the ranks. Every rank knows the experts of all tokens, so no
+ * counts are sent. A rank receives the row of a token as row `token` of [tokens, width]; rows that no expert of this
+ * rank needs are not written. For each token a rank sends one row to each other rank that has an expert of the token,
+ * instead of N - 1 rows in an all-gather.
  *
  *   host                MPI messages: the rows for a rank are packed, in the order of the tokens.
  *   CUDA, mapped memory (te_comm_config.overlap_bytes) A kernel stores the rows in the memory of the other ranks,
  *                       between two barriers: the handshake says that the memory is free, te__token_arrival that all
  *                       rows have arrived. The host reads no count.
- *   CUDA, otherwise     The sizes of NCCL's messages would have to be read by the host. The largest size between two
- *                       ranks is a row for each token, so all-gather and reduce-scatter take the place of both ways.
+ *   CUDA, otherwise     All-gather replaces the dispatch, and reduce-scatter the return: they send a row for each token
+ *                       to each rank. With messages of NCCL the host would have to read the number of rows.
  */
 #ifndef TE_OPS_TOKEN_EXCHANGE_H
 #define TE_OPS_TOKEN_EXCHANGE_H
@@ -28,13 +29,14 @@
 typedef struct te_token_exchange {
     const te_group *group;
     const int32_t *expert; /* [tokens, top_k], target memory: the experts of the tokens of all ranks */
-    int64_t tokens;        /* of all ranks together */
-    int top_k, experts;    /* experts: of one rank; rank 0 has the first ones */
-    int width;             /* of a row: a multiple of eight */
+    int64_t tokens;        /* number of tokens of all ranks together */
+    int top_k, experts;    /* experts: number of experts of each rank; rank 0 has the first experts */
+    int width;             /* number of columns of a row, a multiple of eight */
     te_dtype dtype;
 } te_token_exchange;
 
-/* Whether a rank has one of a token's experts. expert: [top_k], those of the token; experts: of one rank. */
+/* Returns whether a rank has one of a token's experts. expert: [top_k], the token's experts; experts: number of experts
+ * of each rank. */
 TE_BOTH int te__token_visits(const int32_t *expert, int top_k, int experts, int rank) {
     for (int j = 0; j < top_k; j++)
         if ((unsigned)(expert[j] - rank * experts) < (unsigned)experts) return 1;
@@ -47,14 +49,15 @@ TE_API int64_t te__token_row_bytes(const te_token_exchange *e) { return e->width
 enum { TE_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_TOKEN_WARPS = TE_CUDA ? 8 : 1 };
 typedef struct te_token_sum_args {
     const void *part;      /* [parts, tokens, width]: the partial sums that each rank has returned */
-    const int32_t *expert; /* [tokens, top_k]: of this rank's tokens */
-    const float *more;     /* [tokens, width]: is added to the sum; null: nothing is */
+    const int32_t *expert; /* [tokens, top_k]: the experts of this rank's tokens */
+    const float *more;     /* [tokens, width], is added to the sum; or null */
     void *y;               /* [tokens, width] */
-    int64_t tokens;        /* of this rank */
-    int parts, top_k, experts, width; /* parts: 1: `part` is the sum over the ranks already */
+    int64_t tokens;        /* number of tokens of this rank */
+    int parts, top_k, experts, width; /* parts is 1 if `part` is already the sum over the ranks */
     te_dtype in, out;
 } te_token_sum_args;
-/* Memory traffic: reads a row for each rank with an expert of the token, writes y. A warp has a token. */
+/* A warp adds up the partial sums of one token. Memory traffic: reads a row for each rank with an expert of the token,
+ * writes y. */
 TE_FN void te_token_sum_body(const te_token_sum_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_TOKEN_LANES * TE_TOKEN_WARPS, &group);
@@ -80,14 +83,15 @@ TE_KERNEL_IF_USED(te_token_sum, TE_TOKEN_LANES * TE_TOKEN_WARPS, 1, te_token_sum
 
 /* ---- rows stored in the memory of other ranks -------------------------------------------------------------------- */
 
-/* The rows lie at from + (token - first) * row_bytes. With `home`, those of the tokens that have visited this rank go
- * back to the tokens' ranks; else this rank's own go to the ranks of their experts. to[r]: the row of token 0 or, with
- * `home`, of the first token of rank r, in the memory of rank r. */
+/* The arguments of te_token_send. The row of a token lies at from + (token - first) * row_bytes. With home 0, the rows
+ * of this rank's tokens are sent to the ranks of their experts. With home 1, the rows that this rank has computed for
+ * tokens of other ranks are sent back to these ranks. to[r]: the address, in the memory of rank r, of the row of token
+ * 0 or, with home 1, of rank r's first token. */
 typedef struct te_token_send_args {
     const char *from;
     const int32_t *expert; /* [tokens of all ranks, top_k] */
     char *to[TE_MAX_RANKS];
-    int64_t first, count, row_bytes; /* the tokens first to first + count - 1; row_bytes: a multiple of 16 */
+    int64_t first, count, row_bytes; /* the tokens first to first + count - 1 are sent; row_bytes: a multiple of 16 */
     int64_t rank_tokens;             /* tokens of each rank */
     int rank, ranks, top_k, experts, home;
 } te_token_send_args;
@@ -99,7 +103,7 @@ TE_FN void te__token_copy(char *to, const char *from, int64_t bytes, int lane) {
     (void)lane, memcpy(to, from, (size_t)bytes);
 #endif
 }
-/* Memory traffic: reads the rows, and stores each once for each rank to which it goes. A warp has a token. */
+/* A warp sends one token. Memory traffic: reads each row once, and stores it once for each rank to which it is sent. */
 TE_FN void te_token_send_body(const te_token_send_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_TOKEN_LANES * TE_TOKEN_WARPS, &group);
@@ -114,7 +118,8 @@ TE_FN void te_token_send_body(const te_token_send_args *a, te_block b) {
         if (te__token_visits(expert, a->top_k, a->experts, a->rank)) te__token_copy(to, row, a->row_bytes, lane);
         return;
     }
-    for (int k = 0; k < a->ranks; k++) { /* not all ranks begin with the same one */
+    for (int k = 0; k < a->ranks; k++) { /* each rank begins with another destination, so that they do not all store to
+                                          * the same rank at once */
         const int to = (a->rank + k) % a->ranks;
         if (!k || te__token_visits(expert, a->top_k, a->experts, to))
             te__token_copy(a->to[to] + token * a->row_bytes, row, a->row_bytes, lane);
@@ -122,7 +127,7 @@ TE_FN void te_token_send_body(const te_token_send_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_token_send, TE_TOKEN_LANES * TE_TOKEN_WARPS, 1, te_token_send_args,
                   te_token_send_body(te_args, te_at))
-/* Sets *a to send the rows of e as rank `rank`. at[r]: where rank r receives [tokens, width]. */
+/* Sets *a so that rank `rank` sends the rows of exchange e. at[r]: the address at which rank r receives rows. */
 TE_API void te__token_send_args_of(te_token_send_args *a, const te_token_exchange *e, const void *from,
                                    char *const *at, int rank, int ranks, int home) {
     memset(a, 0, sizeof *a);
@@ -133,8 +138,9 @@ TE_API void te__token_send_args_of(te_token_send_args *a, const te_token_exchang
 }
 
 #if TE_HAS_COMM_OVERLAP
-/* Says to all other ranks that this rank's rows are there, and waits until theirs are. One block, so that waiting
- * occupies one multiprocessor only. te_token_send has ended before, as a kernel of the same stream. */
+/* Tells all other ranks that this rank has stored its rows, and waits until all other ranks have done so. te_token_send
+ * has finished before, because it is an earlier kernel of the same stream. This kernel has a single block, so that
+ * waiting occupies only one multiprocessor. */
 TE_FN void te__token_arrival_body(const te__handshake_args *a) {
     const int id = (int)threadIdx.x;
     uint32_t *own = a->flags[a->rank];
@@ -145,12 +151,13 @@ TE_FN void te__token_arrival_body(const te__handshake_args *a) {
 }
 TE_KERNEL_IF_USED(te__token_arrival, TE_HANDSHAKE_THREADS, 1, te__handshake_args, te__token_arrival_body(te_args))
 
-/* The mapped memory, if the rows fit into it; null: all-gather and reduce-scatter take its place. */
+/* Returns the mapped memory if the rows fit into it, else null; the caller then uses all-gather and reduce-scatter. */
 TE_API te__overlap_memory *te__token_memory(const te_token_exchange *e) {
     te__overlap_memory *m = e->group->size > 1 ? e->group->memory : 0;
     return m && (size_t)(e->tokens * te__token_row_bytes(e)) <= m->capacity ? m : 0;
 }
-/* Sends rows through the mapped memory m, and waits until those of the other ranks are in this rank's part of it. */
+/* Stores this rank's rows in the mapped memory of the other ranks, and waits until their rows are in this rank's mapped
+ * memory. */
 TE_IF_USED TE_API te_status te__tokens_send(const te_token_exchange *e, const te__overlap_memory *m, const void *from,
                                             int home, te_context *ctx) {
     te_token_send_args a;
@@ -168,8 +175,9 @@ TE_IF_USED TE_API te_status te__tokens_send(const te_token_exchange *e, const te
 
 /* ---- host: messages ---------------------------------------------------------------------------------------------- */
 
-/* Copies the rows of rank `home`'s tokens that visit rank `visited` from `rows`, which begins with the row of the first
- * of these tokens, to `packed`; with `unpacks`, the other way. Without `packed` it only counts. Returns their bytes. */
+/* Packs the rows of those tokens of rank `home` that have an expert on rank `visited`: copies them from `rows`, which
+ * begins with the row of home's first token, to `packed`. With `unpacks` the function copies from `packed` to `rows`;
+ * with `packed` null it copies nothing. Returns the number of bytes of these rows. */
 TE_API int64_t te__tokens_pack(const te_token_exchange *e, int home, int visited, char *rows, char *packed,
                                int unpacks) {
     const int64_t n = e->tokens / e->group->size, bytes = te__token_row_bytes(e);
@@ -186,14 +194,14 @@ TE_API void te__transfer_add(te_transfer *t, int *count, char *data, int64_t byt
     t += *count, *count += bytes > 0;
     if (bytes > 0) t->data = data, t->bytes = bytes, t->peer = peer, t->is_received = is_received;
 }
-/* Sends rows to the other ranks, and receives theirs. home: 0: from: [tokens of this rank, width], to: [tokens, width];
- * 1: the rows go back: from: [tokens, width], to: [ranks, tokens of this rank, width]. packed: memory for as many rows
- * as two times the tokens of all ranks. */
+/* Sends rows to the other ranks, and receives rows from them. With home 0 the rows go to the ranks of the experts:
+ * `from` is [tokens of this rank, width], `to` is [tokens, width]. With home 1 they go back to the tokens' ranks:
+ * `from` is [tokens, width], `to` is [ranks, tokens of this rank, width]. packed: memory for 2 * tokens rows. */
 TE_API te_status te__tokens_exchange(const te_token_exchange *e, void *to, const void *from, int home, void *packed,
                                      te_context *ctx) {
     const int rank = e->group->rank, ranks = e->group->size;
     const int64_t rank_bytes = e->tokens / ranks * te__token_row_bytes(e);
-    for (int first = 1, end; first < ranks; first = end) { /* some distances between two ranks at a time */
+    for (int first = 1, end; first < ranks; first = end) { /* a limited number of transfers in each exchange */
         te_transfer transfer[TE_EXCHANGE_MAX];
         char *at = (char *)packed;
         int count = 0;
@@ -220,11 +228,12 @@ TE_API te_status te__tokens_exchange(const te_token_exchange *e, void *to, const
 
 /* ---- both ways --------------------------------------------------------------------------------------------------- */
 
-/* The bytes of scratch memory that both ways need for `tokens` tokens. */
+/* Returns the bytes of scratch memory that te__tokens_dispatch or te__tokens_return needs for `tokens` tokens. */
 TE_API size_t te__token_scratch_bytes(int64_t tokens, int width, te_dtype dtype) {
     return TE_CUDA ? 0 : 3 * (size_t)(tokens * width) * te_dtype_bytes(dtype);
 }
-/* all: [tokens, width]; own: this rank's rows of it. All of this rank's rows are copied, too. */
+/* Sends this rank's rows to the ranks of their experts. own: the rows of this rank's tokens. all: [tokens, width],
+ * receives the rows of other ranks that have an expert on this rank, and a copy of all of this rank's rows. */
 TE_IF_USED TE_API te_status te__tokens_dispatch(const te_token_exchange *e, void *all, const void *own, void *scratch,
                                                 te_context *ctx) {
 #if TE_HAS_COMM_OVERLAP
@@ -237,8 +246,9 @@ TE_IF_USED TE_API te_status te__tokens_dispatch(const te_token_exchange *e, void
     if (!TE_CUDA && e->group->size > 1) return te__tokens_exchange(e, all, own, 0, scratch, ctx);
     return te_group_all_gather(e->group, all, own, e->tokens / e->group->size * e->width, e->dtype, ctx);
 }
-/* Sets a->part and a->parts of the kernel te_token_sum. all: [tokens, width]: this rank's partial sums; those of tokens
- * without an expert on this rank are 0. Its contents may change. */
+/* Returns this rank's partial sums to the tokens' ranks, and sets a->part and a->parts for the kernel te_token_sum.
+ * all: [tokens, width], this rank's partial sums, which are 0 for tokens without an expert on this rank; the function
+ * may overwrite them. */
 TE_IF_USED TE_API te_status te__tokens_return(te_token_sum_args *a, const te_token_exchange *e, void *all,
                                               void *scratch, te_context *ctx) {
     const int64_t rank_tokens = e->tokens / e->group->size, rank_bytes = rank_tokens * te__token_row_bytes(e);
@@ -260,9 +270,9 @@ TE_IF_USED TE_API te_status te__tokens_return(te_token_sum_args *a, const te_tok
 
 /* ---- values of a step -------------------------------------------------------------------------------------------- */
 
-/* Sends the rows of *v, one for each token of this rank, to the ranks of the experts, and sets *v to those that this
- * rank has received: a row for each token of all ranks, which is defined if the token has an expert here. to: memory
- * for these rows; null: the workspace. */
+/* Sends the rows of *v, one for each token of this rank, to the ranks of the experts, and sets *v to the rows that this
+ * rank has received. *v then has a row for each token of all ranks; only rows of tokens with an expert on this rank are
+ * defined. to: memory for these rows, or null to use the workspace. */
 TE_IF_USED TE_API te_status te__dispatch_rows(te_value *v, te_run *r, const te_token_exchange *e, void *to) {
     te_value all = te__value_of(to, e->dtype, e->tokens, e->width);
     void *scratch = 0;
@@ -274,8 +284,8 @@ TE_IF_USED TE_API te_status te__dispatch_rows(te_value *v, te_run *r, const te_t
     *v = all;
     return r->dry ? TE_OK : te__tokens_dispatch(e, all.data, own, scratch, r->ctx);
 }
-/* y = for each token of this rank the sum of the rows of `all` over the ranks of its experts, and of `more`, [tokens of
- * this rank, width], unless that is null. all: as te__tokens_return needs it. */
+/* Computes y for each token of this rank: the sum of the token's rows of `all` over the ranks of its experts, plus
+ * `more`, [tokens of this rank, width], unless it is null. all: see te__tokens_return. */
 TE_IF_USED TE_API te_status te__return_rows(te_value y, te_run *r, const te_token_exchange *e, te_value all,
                                             const float *more) {
     te_token_sum_args a;
