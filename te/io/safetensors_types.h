@@ -64,8 +64,8 @@ typedef struct te_safetensor {
     int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
                                  * number of rows and of columns */
     int64_t step[2]; /* for a slice: it has every step[0]-th row and every step[1]-th column, from the first one on */
-    /* what te_safetensors_load loads from a tensor [matrices, rows, cols]: `shape` and the slice are those of the
-     * matrix [matrices * rows, cols]. 0: the tensor in the file is a matrix */
+    /* if the tensor in the file is [matrices, rows, cols], the number of its matrices; `shape` and the slice then refer
+     * to the matrix [matrices * rows, cols]. 0: the tensor in the file is a matrix */
     int64_t matrices;
 } te_safetensor;
 

@@ -12,12 +12,12 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
- * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Models that
- * te_recipes_init was not given, and all after te_recipes_switch(&recipes, 0), run in their own dtype instead of FP8.
+ * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. A model that
+ * was not passed to te_recipes_init runs in its own dtype instead of FP8; te_recipes_switch turns FP8 off for all models.
  *
  * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
- * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. fp8_block and
- * fp8_row keep no scales between steps, only the weights in FP8, because each cast computes the scales that it uses.
+ * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. Under fp8_block and
+ * fp8_row each cast computes the scales that it uses, so only the weights in FP8 are kept between steps.
  *
  * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step replaces each amax by its maximum
  * over all ranks. All ranks then have the same scales, which are those that the unsharded tensors would have. The
@@ -438,9 +438,8 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
         te_fp8_product *f = &it.param->fp8;
-        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the memory need not be
-                                                                                           cleared: the cast writes it
-                                                                                           all */
+        /* the memory need not be cleared, because the cast writes all of it */
+        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe);
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;

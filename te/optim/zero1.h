@@ -175,7 +175,8 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Check that models whose gradients are sharded (te_fsdp_init) are read in the same shards. */
+/* For models whose gradients are sharded (te_fsdp_init): check that `zero1` divides the parameters into the same
+ * shards. */
 TE_API te_status te__zero1_check_shards(te_model *const *models, int count, te_zero1 zero1, const char *who,
                                         te_context *ctx) {
     for (int i = 0; i < count; i++) {
