@@ -12,12 +12,12 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
- * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. A model that
- * was not passed to te_recipes_init runs in its own dtype instead of FP8; te_recipes_switch turns FP8 off for all models.
+ * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Models that
+ * were not passed to te_recipes_init run in their own dtype instead of FP8; te_recipes_switch turns FP8 off for all.
  *
  * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
- * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. Under fp8_block and
- * fp8_row each cast computes the scales that it uses, so only the weights in FP8 are kept between steps.
+ * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. Under fp8_block
+ * and fp8_row each cast computes its own scales, so only the weights in FP8 are kept between steps.
  *
  * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step replaces each amax by its maximum
  * over all ranks. All ranks then have the same scales, which are those that the unsharded tensors would have. The
