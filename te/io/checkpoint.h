@@ -149,8 +149,8 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
     }
     return TE_OK;
 }
-/* Make the list of the checkpoint's tensors. file: the file that is loaded; null: the checkpoint is saved. After an
- * error there is nothing to free. */
+/* Make the list of the checkpoint's tensors. file: the file that is loaded, or null if the checkpoint is saved. After
+ * an error there is nothing to free. */
 TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *file,
                                       te_context *ctx) {
     memset(l, 0, sizeof *l);

@@ -43,8 +43,9 @@ typedef enum te_packed_form {
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add takes */
     const char *op, *field; /* the names of the op and of the field of the parameter of which the tensor is a part */
-    /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. 0: all
-     * remaining rows. If the parameter has only one row (a bias), columns are counted instead of rows */
+    /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. The
+     * number 0 means all remaining rows. If the parameter has only one row (a bias), columns are counted instead of
+     * rows */
     int64_t rows;
     int form;               /* 0, or a sum of te_packed_form */
 } te_packed;
@@ -118,7 +119,8 @@ TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
             taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
-/* The number of experts whose rows the parameter p has on this rank; 0: it has no rows of experts. */
+/* Return the number of experts whose weights or biases the parameter p has on this rank; 0 if p belongs to no op with
+ * experts. */
 TE_API int64_t te__packed_experts(const te_model *m, const te_param *p) {
     for (int i = 0; i < m->plan->op_count; i++)
         if (!strcmp(m->plan->op[i].name, p->op)) return te__is_router(m->plan, i) ? 0 : m->plan->op[i].experts;

@@ -79,7 +79,7 @@ typedef struct te_adamw_iter {
     const te_param *param;
     int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
     float *master;          /* [elements], in target memory: the range's master weights. If the parameter is f32, this
-                               points into param->data; null: there are none (config.no_master) */
+                               points into param->data. Null if there are no master weights (config.no_master) */
     /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the format is e4m3, the
      * scales follow the elements (te_moment_scales returns their address), and the elements of v are stored as their
      * square roots */

@@ -132,7 +132,7 @@ TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     return 1;
 }
 /* The number of elements in each shard of a tensor that is sharded on its own (te_zero1.whole is set), not as a range
- * of the model's buffer; 0: the tensor is replicated. */
+ * of the model's buffer; 0 if the tensor is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);

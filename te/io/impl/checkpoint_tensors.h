@@ -128,7 +128,7 @@ typedef struct te__checkpoint_tensors {
                                   * counts, the random state, and the scales of recipes */
     const te_safetensors *file;  /* null: the checkpoint is saved */
     char *scales;                /* when the checkpoint is loaded: [scales_bytes], host memory for the file's
-                                  * "recipes.scales"; null: the file has no recipes */
+                                  * "recipes.scales"; null if the file has no recipes */
     size_t scales_bytes;
 } te__checkpoint_tensors;
 
