@@ -1,6 +1,6 @@
-/* block_weights.h -- binds the parameters of a list for inference to tensors of a file, each in a format of blocks, in
- * floats, cast or converted. gguf_weights.h and quantized_file.h find or make the tensors. The memory that a binding
- * needs belongs to a te_block_weights, which te_block_weights_release frees:
+/* block_weights.h -- binds the parameters of a list for inference to tensors of a file, which may be quantized (in a
+ * format of blocks) or in floats. gguf_weights.h and quantized_file.h find the tensors in their files. The memory that
+ * a binding allocates belongs to a te_block_weights, and te_block_weights_release frees it:
  *     te_block_weights w;                                               // stays as long as the instance
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 4, "model.layers.0.", &from, &ctx));
  *     te_block_weights_print(stdout, &w, &block.model);                 // formats, and the errors of casts
@@ -16,21 +16,23 @@
 #include "../plan/bind.h"              /* te_shard_layout_of */
 #include "packed.h"                    /* te_packed, te__packed_param */
 
-/* What a binding allocates for an instance. The struct must not be moved, because the instance's parameters point to
- * it. */
+/* The memory that a binding allocates for an instance. The struct must not be moved, because the instance's parameters
+ * point to it. */
 typedef struct te_block_weights {
     te_weight_part *part;        /* [number of entries of the table]: the tensors, grouped by parameter */
     te_quantized_weight *weight; /* [number of parameters]: each parameter's weight, whose parts are its tensors in
                                   * `part` */
     void *memory;                /* target memory for the converted and the repacked parameters */
-    void **host; /* [hosts]: host memory of tensors that do not lie in the file as the list needs them */
+    void **host; /* [hosts]: host memory for tensors that the file stores in another layout or format than the list
+                  * needs */
     int hosts;
-    double *error; /* [number of entries of the table]: of a tensor that was cast to a format of blocks, the root of
-                    * the mean squared error, divided by that of the mean square of the values; else 0 */
+    /* [number of entries of the table]: the relative error of each tensor that was cast to a format of blocks: the root
+     * mean square of the errors, divided by the root mean square of the values; 0 for other tensors */
+    double *error;
 } te_block_weights;
 
-/* The arguments of one binding. tensor_of sets the data and the format of the part that entry n of the table names, the
- * next `units` rows of p (columns, if p has one row), and checks its shape. */
+/* The arguments of one binding. The callback tensor_of finds the tensor that entry n of the table names, which has the
+ * next `units` rows of p (columns, if p has one row), checks its shape, and sets the data and the format of *part. */
 typedef struct te__block_binding te__block_binding;
 struct te__block_binding {
     te_block_weights *w;
@@ -98,11 +100,13 @@ TE_API te_status te__blocks_cast(te_weight_part *part, const te__block_binding *
 TE_API int te__blocks_is_of(const te_packed *part, const te_param *p) {
     return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
 }
-/* Whether p may be in a format of blocks. A weight of one row is converted. */
+/* Return whether parameter p may stay in, or be cast to, a format of blocks. Parameters of one row (norms and biases)
+ * are always converted to the list's dtype. */
 TE_API int te__blocks_takes(const te__block_binding *b, const te_param *p) {
     return !b->converts && p->weights != TE_BLOCK_none && p->rows > 1;
 }
-/* Whether an entry of the table is the tensor of all experts of p, which is not transposed. */
+/* Return whether an entry of the table names a tensor that has the weights of all experts of p and is not
+ * transposed. */
 TE_API int te__blocks_is_of_experts(const te__block_binding *b, const te_packed *part, const te_param *p) {
     const int form = part->form & ~(int)TE_PACKED_INTERLEAVED;
     return b->takes_experts && form == TE_PACKED_EXPERTS && !part->rows && te__packed_experts(b->m, p) > 0;
@@ -145,8 +149,8 @@ TE_API int te__blocks_are_plain(const te_quantized_weight *w, const te_param *p)
                      (f == TE_BLOCK_bf16 && p->dtype == TE_bf16);
     return same && w->parts == 1 && (uintptr_t)w->part[0].data % TE_ACCESS == 0;
 }
-/* Return whether parameter k keeps the format that it has in the file. The host then reads it in the file; for a GPU it
- * is repacked. */
+/* Return whether parameter k keeps the format that it has in the file. The host then reads the parameter in the mapped
+ * file; for a GPU it is repacked. */
 TE_API int te__blocks_stay(const te__block_binding *b, int k) {
     const te_param *p = &b->m->param[k];
     const te_quantized_weight *w = &b->w->weight[k];
@@ -157,7 +161,8 @@ TE_API int te__blocks_stay(const te__block_binding *b, int k) {
     if (on_device) return te__blocks_takes(b, p) && repacks;
     return te__blocks_takes(b, p) || te__blocks_are_plain(w, p);
 }
-/* The bytes of target memory to allocate for parameter k, converted or repacked; 0: it is read in the file. */
+/* The bytes of target memory to allocate for parameter k, if it is converted or repacked; 0 if it is read in the mapped
+ * file. */
 TE_API size_t te__blocks_memory_bytes(const te__block_binding *b, int k) {
     const te_param *p = &b->m->param[k];
     int on_device = TE_CUDA;
@@ -210,7 +215,7 @@ TE_API te_status te__blocks_load(const te__block_binding *b, int k, char *to, te
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Free what a binding has allocated. The instance must be bound again before it is used. */
+/* Free the memory that a binding has allocated. The instance must be bound again before it is used. */
 TE_API void te_block_weights_release(te_block_weights *w, te_context *ctx) {
     if (!w) return;
     te_release(ctx, w->memory);

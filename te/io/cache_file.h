@@ -1,6 +1,7 @@
 /* cache_file.h -- saves a sequence of a te_cache to a file, and loads it into a cache for the same lists of ops. The
  * sequence may be a prompt that many texts begin with, or a conversation that is continued later. Results computed
- * after loading are bitwise identical to those without saving and loading (with -DTE_CBLAS: on as many threads).
+ * after loading are bitwise identical to those without saving and loading (with -DTE_CBLAS only if the number of
+ * threads is the same).
  *
  * Do this:
  *     TE_TRY(te_cache_save(&cache, slot, tokens, "prompt.safetensors", &ctx));           // tokens: may be null
@@ -26,8 +27,8 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* What a tensor of the file holds: the keys (value 0) or the values (value 1) of layer number `layer`; with scales 1,
- * the scales of these keys or values instead. */
+/* Describes the contents of a tensor of the file: the keys (value 0) or the values (value 1) of layer number `layer`;
+ * if `scales` is 1, the scales of these keys or values instead. */
 typedef struct te__cache_file_part { int layer, value, scales; } te__cache_file_part;
 
 /* The state while a cache file is written or read. All arrays lie in host memory. */
@@ -35,7 +36,7 @@ typedef struct te__cache_file {
     const te_cache *cache;
     te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file: the keys of each layer and, in a format of 8
                             * bits, their scales, then the layer's values and their scales; at last the tokens */
-    te__cache_file_part *part; /* [4 * layers]: for each of these tensors except the tokens, what it holds */
+    te__cache_file_part *part; /* [4 * layers]: the contents of each of these tensors except the tokens */
     char (*name)[TE__CACHE_FILE_NAME];
     int32_t *page;         /* [pages]: the sequence's pages, in order */
     /* the keys or the values of one layer, with their scales, in the order of the cache's pages: [pages, kv_heads,
@@ -358,12 +359,12 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     return TE_OK;
 }
 /* Replace sequence `slot` by the sequence in a file that te_cache_save has written. tokens: output, the file's tokens,
- * [capacity of the cache], in host memory; null: the tokens are not wanted. length: output, the number of tokens; may
- * be null. te_cache_load must not be called between te_cache_begin and the runs of the models on the batch that it
- * began. The whole file is checked, and read to host memory, before the cache is changed; so after an error the cache
- * is unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the file was not written by
- * te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file is of other lists, or its
- * sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
+ * [capacity of the cache], in host memory, or null if they are not wanted. length: output, the number of tokens, or
+ * null. te_cache_load must not be called between te_cache_begin and the runs of the models on the batch that it began.
+ * The whole file is checked, and read to host memory, before the cache is changed; so after an error the cache is
+ * unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the file was not written by te_cache_save,
+ * or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file is of other lists, or its sequence is
+ * longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;

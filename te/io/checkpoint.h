@@ -1,6 +1,7 @@
 /* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
  * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped (on the host with -DTE_CBLAS: if both have as many threads).
+ * identical to those of a run that was never stopped (on the host with -DTE_CBLAS, only if the number of threads is the
+ * same).
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -16,8 +17,8 @@
  *
  * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
  * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor or pipeline
- * parallelism or ZeRO they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy).
- * Rank 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of recipes only if
+ * parallelism or ZeRO they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy). Rank
+ * 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of recipes only if
  * te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may also continue
  * with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h). Weights that
  * other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
@@ -64,7 +65,7 @@ typedef struct te_checkpoint {
     /* 1: save tensors even if they have infinities or NaNs; load a file even if its checksum or its lists are wrong, or
      * if its scales would be lost (models are under recipes, but `recipes` is null) */
     int force;
-    te_recipes *recipes; /* null: no scales are saved, and those that the file has are not loaded */
+    te_recipes *recipes; /* null: no scales are saved, and scales in the file are not loaded */
 } te_checkpoint;
 
 /* ---- the tensors ------------------------------------------------------------------------------------------------- */
@@ -74,16 +75,16 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add the optimizer's tensors of all parameters of a model, also of those of which this rank has no state, because with
- * ZeRO-1 it belongs to other ranks, or because the model belongs to another stage of the pipeline. */
+/* Add the optimizer's tensors of all parameters of a model. This includes parameters whose optimizer state is on other
+ * ranks, because of ZeRO-1 or because the model belongs to another stage of the pipeline. */
 TE_API void te__checkpoint_add_model_states(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,
                                             te_adamw_iter *states, int *more) {
     te_model *const models[1] = {m->model};
     for (te_param_iter p = te_params_of(models, 1); te_params_next(&p);)
         te__checkpoint_add_states(l, m, p.param, te__param_rule(o->rule, o->takes, m->model, p.param), states, more);
 }
-/* The same for a model of another stage; does nothing for other models. All ranks list such models where they are among
- * te_checkpoint.models. */
+/* If m is a model of another pipeline stage, add the optimizer's tensors of its parameters; otherwise do nothing. So
+ * the tensors of all models have the order of te_checkpoint.models on all ranks. */
 TE_API void te__checkpoint_add_elsewhere(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,
                                          te_adamw_iter *states, int *more) {
     if (m->model->is_elsewhere) te__checkpoint_add_model_states(l, m, o, states, more);
@@ -148,8 +149,8 @@ TE_API te_status te__checkpoint_check_struct(const te_checkpoint *c, int is_shar
     }
     return TE_OK;
 }
-/* Make the list of the checkpoint's tensors. file: the file that is loaded; null: the checkpoint is saved. After an
- * error there is nothing to free. */
+/* Make the list of the checkpoint's tensors. file: the file that is loaded, or null if the checkpoint is saved. After
+ * an error there is nothing to free. */
 TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *file,
                                       te_context *ctx) {
     memset(l, 0, sizeof *l);

@@ -5,11 +5,11 @@
  *     te_checksum_add(&sum, text, bytes);              // for each part; where the parts are cut makes no difference
  *     uint64_t result = te_checksum_end(&sum);
  *
- * Four lanes process the input's words of eight bytes in turn; a lane's value becomes x = rotate((x ^ word) * odd).
- * Each such step is invertible, and so is the combination of the lanes at the end. Therefore two inputs of the same
- * length that differ in only one word, for instance by one bit, always have different sums; any other two have the same
- * sum with a probability of 2^-64. The checksum does not protect against somebody who deliberately constructs two
- * inputs with the same sum.
+ * Four lanes process the input's words of eight bytes in turn. For each word a lane replaces its value x by rotate((x ^
+ * word) * odd). Each such step is invertible, and so is the combination of the lanes at the end. Therefore two inputs
+ * of the same length that differ in only one word, for instance by one bit, always have different sums; any other two
+ * have the same sum with a probability of 2^-64. The checksum does not protect against somebody who deliberately
+ * constructs two inputs with the same sum.
  */
 #ifndef TE_CHECKSUM_H
 #define TE_CHECKSUM_H

@@ -46,8 +46,7 @@ typedef struct te__fp8_param_iter {
      * parameter to visit */
     int count, model, op, in_op, next;
     te_param *param;
-    /* the recipe of the GEMM whose weight the current parameter is; none: it is not the weight of a GEMM under a
-     * recipe */
+    /* if the current parameter is the weight of a GEMM under a recipe, that recipe; else TE_RECIPE_none */
     te_recipe recipe;
     int products;     /* how many of the parameters before the current one are weights of GEMMs under a recipe */
 } te__fp8_param_iter;
@@ -298,13 +297,13 @@ TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_it
     if (it->recipe == TE_RECIPE_fp8_delayed && te_safetensors_find(f, name)) te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Return whether the current parameter of `it` is a weight that must be cast to FP8. first: the index, within the list
- * l, of the parameter's first tensor. */
+/* Return whether the current parameter of `it` is a weight that must be cast to FP8. first: the index of the
+ * parameter's first tensor in the list l. */
 TE_API int te__fp8_must_cast(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     return it->recipe != TE_RECIPE_none && l->tensor[first].dtype != TE_SAFETENSORS_F8_E4M3;
 }
-/* Return how many tensors of the list l belong to the current parameter of `it`. first: the index, within the list, of
- * the first of them. */
+/* Return how many tensors of the list l belong to the current parameter of `it`. first: the index of the parameter's
+ * first tensor in the list. */
 TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8_param_iter *it) {
     static const char suffix[] = ".input_scale";
     if (it->recipe == TE_RECIPE_none || te__fp8_must_cast(l, first, it)) return 1;
@@ -400,7 +399,7 @@ TE_IF_USED TE_API te_status te__fp8_read(const te_fp8_weights *s, char *memory, 
     }
     return te_synchronize(ctx);
 }
-/* Make the models' parameters point to the memory into which te__fp8_read has read them. */
+/* Set the models' parameters to point to the memory into which te__fp8_read has read their values. */
 TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_model *models, int count,
                          const te__fp8_tensors *l) {
     te__fp8_param_iter it = te__fp8_params(models, count);

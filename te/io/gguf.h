@@ -110,7 +110,8 @@ TE_API te_status te_gguf_map(te_gguf *f, const char *path, te_context *ctx) {
     return status;
 }
 /* Open a file whose `bytes` bytes lie in host memory, and check its header. The bytes must stay there until the file is
- * closed. Errors: TE_ERROR_FORMAT, also for one file of a split model; TE_ERROR_MEMORY. */
+ * closed. Errors: TE_ERROR_FORMAT (the file is not valid, or is one of several files of a split model);
+ * TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_open_memory(te_gguf *f, const void *memory, size_t bytes, te_context *ctx) {
     te_gguf_file file;
     te__gguf_split split;
@@ -188,7 +189,7 @@ TE_API const te_gguf_value *te_gguf_key(const te_gguf *f, const char *key) {
     return f && key ? te__gguf_find_value(f->value, f->values, key) : 0;
 }
 
-/* ---- values that have to be there -------------------------------------------------------------------------------- */
+/* ---- values of required keys ------------------------------------------------------------------------------------- */
 
 /* te_gguf_get_integer and the functions after it store the value of a key in *out. If the file has no such key, or its
  * value is of another kind, they return TE_ERROR_FORMAT with a text that names the key, and leave *out unchanged. */

@@ -7,8 +7,8 @@
 
 #include "../core/context.h" /* te_context, te_fail */
 
-/* The kinds of metadata values, X(name, bytes of a value) for each; 0 bytes: the size is stored with the value. In a
- * file a kind is a number, its index in this list. */
+/* The kinds of metadata values: X(name, bytes of a value) for each. A kind with 0 bytes stores its size with the value.
+ * A file names a kind by its index in this list. */
 #define TE_GGUF_KINDS(X)                                                                                             \
     X(uint8, 1) X(int8, 1) X(uint16, 2) X(int16, 2) X(uint32, 4) X(int32, 4) X(float32, 4) X(bool, 1) X(string, 0)   \
     X(array, 0) X(uint64, 8) X(int64, 8) X(float64, 8)

@@ -14,8 +14,8 @@
  *
  * The instance, here `block`, must be bound to no memory. In a list with (weights, quantized), the weights of linears
  * and embeddings keep the formats of their tensors: the host reads them in the mapped file; for a GPU they are repacked
- * in newly allocated memory (te_repack_weight), except weights with a tensor in f32, f16 or bf16. With a format, as in
- * (weights, q8_0), tensors in floats are cast to it. All other parameters are converted to the list's dtype.
+ * in newly allocated memory (te_repack_weight), except weights with a tensor in f32, f16 or bf16. With (weights, q8_0)
+ * or another format, tensors in floats are cast to this format. All other parameters are converted to the list's dtype.
  *
  * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
@@ -99,16 +99,16 @@ TE_API te_status te__gguf_tensor_of(te_weight_part *part, const te__block_bindin
 }
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Free what te_gguf_bind has allocated. The instance must be bound again before it is used. */
+/* Free the memory that te_gguf_bind has allocated. The instance must be bound again before it is used. */
 TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) { te_block_weights_release(w, ctx); }
 /* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
  * table parts[count] names. Call te_tie afterwards for tied parameters. The tensors of a parameter must together have
- * all of its rows. prefix: what the names of all these tensors begin with. Waits for the stream. After an error m must
- * be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a
- * tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a type without a
- * te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype or format of blocks, or a tensor is in
- * another such format; TE_ERROR_STATE: m has memory, or its
- * parameters are sharded over ranks; TE_ERROR_MEMORY. */
+ * all of its rows. prefix: the text with which the names of all these tensors begin. Waits for the stream. After an
+ * error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing;
+ * TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a type
+ * without a te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype or format of blocks, or a tensor is
+ * in another format of blocks than the list; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks;
+ * TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
                               const te_gguf_source *from, te_context *ctx) {
     te__block_binding b;

@@ -28,12 +28,12 @@
 #include "../plan/bind.h"  /* te_shard_layout_of */
 #include "safetensors.h"    /* te_safetensor */
 
-/* How a tensor of a file stores its part of a parameter: 0, or a sum of these.
+/* How a tensor of a file stores its part of a parameter: 0 (as the parameter itself), or a sum of these constants.
  *     TRANSPOSED    as [in, out]
  *     EXPERTS       as [experts, out, in] (with TRANSPOSED [experts, in, out]) all rows of the weight of an
  *                   expert_linear, or as [experts, width] the whole bias of an expert_bias; rows is 0 in the table
- *     INTERLEAVED   with EXPERTS: with the rows of gate and up of each expert, or the columns of a bias, in turns (gpt-
- *                   oss), while the parameter has all rows of an expert's gate in front of those of its up */
+ *     INTERLEAVED   only with EXPERTS: in the file, the rows of gate and up of each expert (the columns, if it is a
+ *                   bias) alternate, as in gpt-oss; in the parameter, all rows of gate precede those of up */
 typedef enum te_packed_form {
     TE_PACKED_TRANSPOSED = 1,
     TE_PACKED_EXPERTS = 2,
@@ -43,15 +43,17 @@ typedef enum te_packed_form {
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add takes */
     const char *op, *field; /* the names of the op and of the field of the parameter of which the tensor is a part */
-    /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. 0: all
-     * remaining rows. If the parameter has only one row (a bias), columns are counted instead of rows */
+    /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. The
+     * number 0 means all remaining rows. If the parameter has only one row (a bias), columns are counted instead of
+     * rows */
     int64_t rows;
     int form;               /* 0, or a sum of te_packed_form */
 } te_packed;
 
 /* For te_packed_add_heads: a tensor of a file that stores q, k and v head by head, and the parameter that has q of all
- * heads, then k, then v. Rows of the tensor: for each kv head, its heads / kv_heads heads of q, then k, then v. With
- * kv_heads = heads this is the order of GPT-NeoX and BLOOM (query_key_value), else that of Falcon 40B. */
+ * heads, then k, then v. Rows of the tensor: for each kv head, its heads / kv_heads heads of q, then k, then v. If
+ * kv_heads equals heads, this is the order of GPT-NeoX and BLOOM (query_key_value); otherwise it is that of Falcon
+ * 40B. */
 typedef struct te_packed_heads {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add_heads takes */
     const char *op, *field; /* the names of the op and of the field of the parameter: a weight, or a bias of one row */
@@ -98,7 +100,8 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* Whether the units of the parameter are rows. The bias of experts has a row for each expert, even if it is one row. */
+/* Return whether the units of the parameter are its rows. The bias of an expert_bias has a row for each expert, even if
+ * there is only one expert. */
 TE_API int te__packed_by_rows(const te_param *p) { return p->rows > 1 || p->shard == TE_EXPERT_SHARD; }
 /* Return the number of units (rows or, if it has one row, columns) of the parameter, over all ranks. */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
@@ -116,7 +119,8 @@ TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
             taken = parts[i].rows ? taken + te_min(parts[i].rows, extent - taken) : extent;
     return taken;
 }
-/* The number of experts whose rows the parameter p has on this rank; 0: it has no rows of experts. */
+/* Return the number of experts whose weights or biases the parameter p has on this rank; 0 if p belongs to no op with
+ * experts. */
 TE_API int64_t te__packed_experts(const te_model *m, const te_param *p) {
     for (int i = 0; i < m->plan->op_count; i++)
         if (!strcmp(m->plan->op[i].name, p->op)) return te__is_router(m->plan, i) ? 0 : m->plan->op[i].experts;
@@ -244,14 +248,14 @@ TE_API te_status te__packed_expert_views(te_packed_list *l, const te_model *m, c
     const int64_t experts = te__packed_experts(m, p), rows = p->rows / experts, cols = p->cols;
     const int64_t first = te_shard_run_at(&runs, 0).whole / (rows * cols), all = experts * runs.ranks;
     const int turns = part->form & TE_PACKED_INTERLEAVED ? 2 : 1, transposed = (part->form & TE_PACKED_TRANSPOSED) != 0;
-    const int by = rows == 1; /* what gate and up are parts of. 0: the rows of a weight; 1: the columns of a bias */
+    const int by = rows == 1; /* 0: gate and up are rows of a weight; 1: they are columns of a bias */
     for (int64_t i = 0; i < experts * turns; i++) {
         const int64_t expert = i / turns, turn = i % turns;
         te__packed_region v;
         memset(&v, 0, sizeof v);
         v.at = i * (rows * cols / turns), v.rows = by ? 1 : rows / turns, v.cols = by ? cols / turns : cols;
-        /* the file's matrices below one another; of transposed ones, shape and first still count rows and columns of
-         * the parameter */
+        /* the matrices of all experts form one matrix, one below the other; if the file stores them transposed, shape
+         * and first still count rows and columns of the parameter */
         v.shape[0] = transposed ? rows : all * rows, v.shape[1] = transposed ? all * cols : cols;
         v.first[0] = transposed ? 0 : (first + expert) * rows, v.first[1] = transposed ? (first + expert) * cols : 0;
         v.first[by] += turn;
@@ -272,8 +276,8 @@ TE_API te_status te__packed_part_views(te_packed_list *l, const te_model *m, con
     const te__packed_range range = {first, units, 0, units};
     return te__packed_views(l, p, &parts[n], range, prefix, ctx);
 }
-/* Add the views of a tensor that stores q, k and v head by head: for each kv head one of its heads of q, one of its k
- * and one of its v. */
+/* Add the views of a tensor that stores q, k and v head by head: three views for each kv head, one of its heads of q,
+ * one of its k, and one of its v. */
 TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, const te_packed_heads *of,
                                         const char *prefix, te_context *ctx) {
     const te_packed part = {of->name, of->op, of->field, 0, 0};
@@ -295,7 +299,7 @@ TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, co
     }
     return TE_OK;
 }
-/* Add the views of the rows that a parameter has of each head of a tensor. */
+/* Add the views of a parameter that has some of the tensor's rows of each head, as te_packed_head_rows describes. */
 TE_API te_status te__packed_head_rows_views(te_packed_list *l, const te_model *m, const te_packed_head_rows *of,
                                             const char *prefix, te_context *ctx) {
     const te_packed part = {of->name, of->op, of->field, 0, 0};
@@ -334,8 +338,8 @@ TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_pa
     }
     return TE_OK;
 }
-/* Add views of parameters whose q, k and v the file stores head by head. Each tensor is a whole parameter. Such a list
- * can be loaded, and not written to a file. After an error the list is unchanged. */
+/* Add views of parameters whose q, k and v the file stores head by head. Each tensor must have a whole parameter. A
+ * list with such views can be loaded, but not written to a file. After an error the list is unchanged. */
 TE_API te_status te_packed_add_heads(te_packed_list *l, const te_model *m, const te_packed_heads *tensors, int count,
                                      const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add_heads"));
@@ -351,8 +355,8 @@ TE_API te_status te_packed_add_heads(te_packed_list *l, const te_model *m, const
     }
     return TE_OK;
 }
-/* Add views of parameters that have some rows of each head of a tensor. Such a list can be loaded, and not written to a
- * file. After an error the list is unchanged. */
+/* Add views of parameters that have some of a tensor's rows of each head. A list with such views can be loaded, but not
+ * written to a file. After an error the list is unchanged. */
 TE_API te_status te_packed_add_head_rows(te_packed_list *l, const te_model *m, const te_packed_head_rows *tensors,
                                          int count, const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add_head_rows"));

@@ -20,7 +20,7 @@
  *
  * Files are not trusted: an error in a file produces TE_ERROR_FORMAT with a text that names the tensor, nothing is read
  * out of bounds, and each size in a file is checked against the size of the file before it is used. A tensor that the
- * library cannot convert (a dtype such as C64, nine dimensions) is an error only if it is asked for.
+ * library cannot convert (with a dtype such as C64, or with nine dimensions) is an error only if the program loads it.
  */
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
@@ -194,7 +194,7 @@ TE_API int te__safetensors_same_shape(const te_safetensor *t, const te_safetenso
     return t->rank - skip == want->rank - skip_want &&
            !memcmp(t->shape + skip, want->shape + skip_want, (size_t)(t->rank - skip) * sizeof t->shape[0]);
 }
-/* Convert n numbers, rounding to nearest even; returns -1. If `to` is null, only check the numbers: returns the index
+/* Convert n numbers, rounding to nearest even, and return -1. If `to` is null, only check the numbers: return the index
  * of the first finite number that would become infinite, or -1 if there is none. */
 TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, te_dtype is, int64_t n) {
     for (int64_t i = 0; i < n; i++) {

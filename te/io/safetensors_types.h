@@ -48,7 +48,7 @@ typedef struct te_safetensor {
     const char *name;
     te_safetensors_dtype dtype;
     const char *dtype_text; /* in the table of an open file, if dtype is TE_SAFETENSORS_OTHER: the name of the dtype */
-    /* the number of dimensions; 0: the tensor is a single number. In the table of an open file it may be larger than
+    /* the number of dimensions, which is 0 for a single number. In the table of an open file it may be larger than
      * TE_SAFETENSORS_MAX_RANK; `shape` then has the first dimensions only */
     int rank;
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
@@ -60,12 +60,12 @@ typedef struct te_safetensor {
     int transposed;  /* 1: the tensor in the file is the transpose of `data` (te_safetensor_transposed) */
     int sliced;      /* 1: `data` holds only a part of the file's tensor (te_safetensor_slice) */
     uint64_t *written; /* address of te_param.written of the parameter whose memory `data` lies in, so that
-                        * te_safetensors_load can record the write; null: the parameter is not known */
+                        * te_safetensors_load can record the write; null if the parameter is not known */
     int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
                                  * number of rows and of columns */
     int64_t step[2]; /* for a slice: it has every step[0]-th row and every step[1]-th column, from the first one on */
-    /* what te_safetensors_load loads from a tensor [matrices, rows, cols]: `shape` and the slice are those of the
-     * matrix [matrices * rows, cols]. 0: the tensor in the file is a matrix */
+    /* if the tensor in the file is [matrices, rows, cols], the number of its matrices; `shape` and the slice then refer
+     * to the matrix [matrices * rows, cols]. If the tensor in the file is a matrix, this is 0 */
     int64_t matrices;
 } te_safetensor;
 
@@ -80,7 +80,8 @@ typedef struct te_safetensors {
     uint64_t data_at;    /* the offset in bytes, within the file, at which the data of the tensors begins */
     char *header, *path; /* header: the text of the file's header, whose strings were decoded in place; path: the path
                           * of the file */
-    /* the bytes of a file that was opened in memory or is mapped; null: the file is read through the descriptor fd */
+    /* the bytes of the file, if it was opened in memory or is mapped; null if the file is read through the descriptor
+     * fd */
     const char *memory;
     size_t mapped;       /* the number of bytes of the file that are mapped into memory; te_safetensors_close unmaps
                           * them */

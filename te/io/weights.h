@@ -34,13 +34,14 @@ enum { TE_WEIGHTS_MAX_NAME = 200 }; /* the largest number of bytes of a tensor's
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
-/* Return the GEMM of whose output op i's output has the columns, if it has as many: the last GEMM up to op i. */
+/* Return the last GEMM of the list up to op i. If the output of op i has as many columns as the output of this GEMM,
+ * they are the same columns, with the same sharding. */
 TE_API const te_op *te__product_of(const te_plan *plan, int i) {
     while (i && plan->op[i].op_class != TE_CLASS_gemm) i--;
     return &plan->op[i];
 }
-/* Return how many columns the output of op i, which has `columns` of them, has on all `ranks` ranks together. Columns
- * that several ranks hold (te_op.copies) count once. */
+/* Return how many columns the output of op i has on all `ranks` ranks together, if it has `columns` columns on this
+ * rank. Columns of which several ranks hold copies (te_op.copies) count once. */
 TE_API int64_t te__whole_columns(const te_plan *plan, int i, int columns, int ranks) {
     const te_op *product = te__product_of(plan, i);
     if (plan->op[i].layout != TE_LAYOUT_columns || ranks == 1) return columns;
@@ -93,8 +94,8 @@ TE_API void te__plan_key(te__text *t, const te_named_model *m) {
     te__text_char(t, 0);
 }
 
-/* The first op in which two texts differ: `was` from the first text, `is` from the second; "" if that text has no more
- * ops. */
+/* The first op in which two texts differ: `was` is the op in the first text, `is` the op in the second text; "" if a
+ * text has no more ops. */
 typedef struct te__plan_mismatch { char was[80], is[80]; } te__plan_mismatch;
 
 TE_API size_t te__plan_op_length(const char *s) {

@@ -79,7 +79,7 @@ typedef struct te_adamw_iter {
     const te_param *param;
     int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
     float *master;          /* [elements], in target memory: the range's master weights. If the parameter is f32, this
-                               points into param->data; null: there are none (config.no_master) */
+                               points into param->data. Null if there are no master weights (config.no_master) */
     /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the format is e4m3, the
      * scales follow the elements (te_moment_scales returns their address), and the elements of v are stored as their
      * square roots */
@@ -113,7 +113,8 @@ TE_API int te_adamw_next(te_adamw_iter *it) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Which shard of the states the rank `rank` of the data group has. Matrices that Muon updates are not divided. */
+/* Return which shard of the optimizer's states the rank `rank` of the data group has. Matrices that Muon updates are
+ * not divided. */
 TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     te_zero1 z = te_zero1_of(rank, c->shards);
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
@@ -270,8 +271,9 @@ TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t by
     free(rows);
     return status == TE_OK ? done : status;
 }
-/* Return an error if a block of moments in 8 bits, which share a scale, has elements of which other ranks hold copies
- * and others of which they hold none (te_param.copies): the moments of the copies would not stay the same. */
+/* Return an error if a block of 8-bit moments contains both elements of which other ranks hold copies (te_param.copies)
+ * and elements of which they hold none. All elements of a block share a scale, so the scale, and with it the moments of
+ * the copies, would differ between the ranks. */
 TE_API te_status te__adamw_check_copies(const te_param *p, te_dtype moments, te_context *ctx) {
     const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
     TE_REQUIRE(s.copies == 1 || s.first % TE_MOMENT_BLOCK == 0 || !te__moments_8bit(moments), ctx, TE_ERROR_SHAPE,
@@ -284,7 +286,8 @@ TE_API te_status te__adamw_check_copies(const te_param *p, te_dtype moments, te_
  * te_adamw_bytes_of bytes, aligned to TE_ALIGN. `models` must outlive the optimizer. Waits for the stream. Errors: null
  * pointers, a model without gradients or listed twice, a value in the config that is not allowed, a group that matches
  * no parameter, memory too small or misaligned, an f16 model without master weights, a matrix for Muon that is sharded
- * over the tensor group, moments in 8 bits of a bias of q, k and v that is held by several ranks. */
+ * over the tensor group, 8-bit moments for a parameter of which ranks hold copies that begin in the middle of a block
+ * of moments. */
 TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                           const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
@@ -319,8 +322,8 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
 }
 
 /* From the next step on, divide the gradients by the scaler's scale, skip steps whose gradients have an infinity or a
- * NaN, and adapt the scale (loss_scale.h). scaler: null: stop using a scaler; te_adamw_init also stops it. Errors: the
- * optimizer or the scaler is not initialised. */
+ * NaN, and adapt the scale (loss_scale.h). If `scaler` is null, loss scaling is turned off; te_adamw_init turns it off,
+ * too. Errors: the optimizer or the scaler is not initialised. */
 TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *scaler, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_REQUIRE(!scaler || scaler->state, ctx, TE_ERROR_NULL, "te_adamw_use_loss_scaler: the scaler is not initialised");
@@ -415,7 +418,8 @@ TE_IF_USED TE_API te_status te__adamw_begin_step(te_adamw *opt, const te__adamw_
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
 }
-/* Count the optimizer's own write to the parameters, after which recipes must cast the weights. */
+/* Count the optimizer's own write to the parameters. FP8 recipes see from this count that they must cast the weights
+ * again. */
 TE_API void te__adamw_has_written(te_adamw *opt, te_context *ctx) {
     te__params_written(opt->models, opt->model_count, ctx);
     te__adamw_agrees(opt, ctx);

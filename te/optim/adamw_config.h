@@ -113,9 +113,9 @@ typedef struct te_adamw_config {
     float weight_decay;    /* applies to tensors with more than one row: to matrices, but not to biases or the gains of
                               norms */
     int decay_all;         /* 1: weight_decay applies to every tensor */
-    float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. 0: no clipping,
-                              and the norm is not computed. INFINITY: the norm is computed, and gradients are clipped
-                              only to TE_ADAMW_NORM_LIMIT */
+    float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. If max_norm is 0,
+                            * the norm is not computed, and gradients are not clipped. If it is INFINITY, the norm is
+                            * computed, and gradients are clipped only to TE_ADAMW_NORM_LIMIT */
     float grad_scale;      /* every gradient is first multiplied by grad_scale, which should be 1 / loss scale */
     int skip_nonfinite;    /* 1: a step changes nothing if the gradients contain an infinity or a NaN (to detect this,
                               the norm is computed) */
@@ -125,18 +125,19 @@ typedef struct te_adamw_config {
                               elements, and is supported only by AdamW and SGD. */
     int no_master;         /* 1: a bf16 model has no f32 master weights; its weights are rounded stochastically */
     uint64_t seed;         /* the seed of the stochastic rounding */
-    float momentum;        /* SGD and Muon (which do not use beta1 and beta2): the factor by which the momentum is
-                              multiplied in each step; 0: no momentum */
-    int nesterov;          /* SGD and Muon: 1: use Nesterov's momentum */
-    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null: te_muon_matrices, which selects the
-                                 matrices of hidden layers */
-    int match_rms;         /* Muon: 1: the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which gives the
-                              update the RMS that AdamW's updates have (Liu et al., "Muon is scalable for LLM training",
-                              2025) */
-    float adamw_lr_factor; /* Muon: parameters that AdamW updates have the schedule's learning rate times this factor */
-    int shards;            /* ZeRO-1 (zero1.h). te_data_group(ctx)->size: moments and master weights are sharded over
-                              the data group; each rank updates its own shard of the parameters, and then receives the
-                              other shards. With Muon, each matrix belongs to one rank. 1: each rank has all states. */
+    float momentum;        /* for SGD and Muon, which do not use beta1 and beta2: the factor by which the momentum is
+                            * multiplied in each step; 0 for no momentum */
+    int nesterov;          /* for SGD and Muon: 1 to use Nesterov's momentum */
+    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null stands for te_muon_matrices, which selects
+                                 the matrices of hidden layers */
+    int match_rms;         /* for Muon: if 1, the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which
+                            * gives the update the RMS that AdamW's updates have (Liu et al., "Muon is scalable for LLM
+                            * training", 2025) */
+    float adamw_lr_factor; /* for Muon: parameters that AdamW updates have the schedule's learning rate times this */
+    int shards;            /* for ZeRO-1 (zero1.h): 1, or te_data_group(ctx)->size. With 1, each rank has all states.
+                            * With the size of the data group, moments and master weights are sharded over it; each rank
+                            * updates its own shard of the parameters, and then receives the other shards. With Muon,
+                            * each matrix belongs to one rank. */
     const te_param_group *groups; /* parameters with their own learning rate or weight decay; only te_adamw_init reads
                                      these groups */
     int group_count;

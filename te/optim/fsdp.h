@@ -1,12 +1,13 @@
 /* fsdp.h -- weights and gradients sharded over the data group (fully sharded data parallel, FSDP; stages 2 and 3 of
- * ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020). A rank
- * stores 1 / ranks of the gradients (config.zero 2), or of gradients and weights (3), of each list.
+ * ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020). Of each
+ * list a rank stores 1 / ranks of the gradients (config.zero 2), or of the gradients and the weights (config.zero 3).
  *
- * The memory that a pass of a list reads and writes is one of config.slots slots; list i has slot i % config.slots. A
- * pass of list i first makes the stream wait until the weights of list i lie in its slot. Then, on the slots' own
- * streams, it starts the gathers of the lists that follow (in backward: that precede), so they overlap with the pass.
- * When a backward has written its last gradient, the slot's gradients are reduce-scattered, also on the slot's stream,
- * and added to this rank's shard. te_adamw with config.shards updates the shards; a checkpoint has whole tensors.
+ * Whole gradients and, with config.zero 3, whole weights exist only in config.slots buffers, called slots; list i uses
+ * slot i % config.slots. A pass of list i first makes the stream wait until the slot contains the weights of list i.
+ * Then it starts, on the streams of other slots, to gather the weights of the lists that run next (in backward: the
+ * lists before i), so that the gathers overlap with the pass. When a backward has written its last gradient, the slot's
+ * gradients are reduce-scattered on the slot's stream and added to this rank's shard. te_adamw with config.shards
+ * updates the shards; a checkpoint has whole tensors.
  *
  * Do this:
  *     te_fsdp fsdp;
@@ -33,18 +34,19 @@
 #include "../core/target.h"             /* te_side_stream, TE_KERNEL_IF_USED */
 #include "param_groups.h"               /* te__suballocate, te__memory_check */
 
-/* Lists that another list's parameters are tied to, such as an embedding, and the lists with the tied parameters are
- * not sharded: bind them as always, and reduce their gradients with te_adamw_reduce or te_buckets. All ranks of the
- * data group must run the same passes in the same order. Passes need not follow the order of the lists; then a gather
- * does not overlap. A gradient that several micro-batches add to (te_batch.accumulate) is reduced after each of them.
- * With one micro-batch a step, f32 sums and two ranks, the results are bitwise identical to those of
- * te_reduce_gradients. On the host nothing overlaps. */
+/* Lists that share a tied parameter, such as those of an embedding and of its tied head, cannot be sharded: bind these
+ * lists to memory of their own, and reduce their gradients with te_adamw_reduce or te_buckets. All ranks of the data
+ * group must run the same passes in the same order. If passes do not follow the order of the lists, gathers do not
+ * overlap with passes. With several micro-batches (te_batch.accumulate), the gradients of each micro-batch are reduced
+ * after its backward. With one micro-batch a step, f32 sums and two ranks, the results are bitwise identical to those
+ * of te_reduce_gradients. On the host gathers and reductions do not overlap with passes. */
 
-/* TE_FSDP_STAGING_BYTES: how many gradients, counting 4 bytes for each, are converted to bf16 and sent at a time. */
+/* TE_FSDP_STAGING_BYTES: if gradients are sent in bf16, they are converted and sent in pieces of this many bytes of f32
+ * gradients. */
 enum { TE_FSDP_MAX_SLOTS = 8, TE_FSDP_STAGING_BYTES = 32 << 20 };
 
 typedef struct te_fsdp_config {
-    int zero;       /* 2: gradients are sharded; 3: weights, too */
+    int zero;       /* 2: gradients are sharded; 3: gradients and weights are sharded */
     int slots;      /* 2 to TE_FSDP_MAX_SLOTS: with n slots, n - 1 lists are gathered ahead of the one that runs */
     te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16 (te_buckets_config) */
 } te_fsdp_config;
@@ -82,15 +84,16 @@ typedef struct te_fsdp {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The elements of a shard, and of those after the last one. */
+/* The number of elements of a list that each rank stores: its shard, and the few elements after the last shard, which
+ * all ranks store. */
 TE_API int64_t te__fsdp_shard_elements(const te_plan *plan, int ranks) {
     const int64_t all = te_plan_param_elements(plan), shard = te__slice_elements(all, ranks);
     return shard + (all - shard * ranks);
 }
-/* The offsets in the memory of the slots and of the shards of one list. */
+/* Offsets in the caller's memory: of the weights and gradients of each slot, and of one list's shards. */
 typedef struct te__fsdp_layout {
     size_t slot_params[TE_FSDP_MAX_SLOTS], slot_grads[TE_FSDP_MAX_SLOTS];
-    size_t params, grads; /* of the list that te__fsdp_layout_next has laid out */
+    size_t params, grads; /* the shards of the list that te__fsdp_layout_next has laid out last */
     size_t bytes;
 } te__fsdp_layout;
 
@@ -150,10 +153,10 @@ TE_API te_status te__fsdp_check(te_model *const *models, int count, const te_fsd
     }
     return TE_OK;
 }
-/* Bytes of target memory that te_fsdp_init needs for these models, described by te_model_describe. With the largest
- * list of W bytes of weights in the list's format, and ranks of the context's data group: config.slots slots for W
- * (with zero 3) and for its gradients in f32, and 1 / ranks of all gradients and, with zero 3, of all weights; with
- * zero 2 all weights. 0: te_fsdp_init would return an error about the config or the models. */
+/* Bytes of target memory that te_fsdp_init needs for these models, which te_model_describe has described. Each of the
+ * config.slots slots has space for the gradients (f32) and, with config.zero 3, the weights of its largest list. A rank
+ * also stores 1 / ranks of all gradients, and the weights: all of them with config.zero 2, 1 / ranks of them with
+ * config.zero 3. The result is 0 if te_fsdp_init would return an error about the config or the models. */
 TE_API size_t te_fsdp_bytes(te_model *const *models, int count, const te_fsdp_config *config, te_context *ctx) {
     if (te__fsdp_check(models, count, config, ctx) != TE_OK) return 0;
     te__fsdp_layout l = te__fsdp_layout_of(models, count, config);
@@ -168,12 +171,13 @@ TE_API uint64_t te__fsdp_writes(const te_model *m) {
     for (int i = 0; i < m->param_count; i++) sum += m->param[i].written;
     return sum;
 }
-/* Mark the slot of list l as one that has no weights of another list. */
+/* Record that the slot of list l contains the weights of no list. */
 TE_API void te__fsdp_take_slot(const te__fsdp_list *l) {
     for (int i = l->slot; i < l->of->count; i += l->of->config.slots)
         l->of->list[i].shards.is_gathered = l->of->list[i].is_ahead = 0;
 }
-/* Copy the elements after the last shard between the slot of list l and its shards. */
+/* Copy the weights after the last shard, which every rank stores: to the slot of list l if to_slot is 1, else from the
+ * slot. */
 TE_API te_status te__fsdp_copy_remainder(const te__fsdp_list *l, int to_slot, te_context *ctx) {
     const te_model_shards *s = &l->shards;
     const size_t size = te_dtype_bytes(l->model->plan->dtype);
@@ -190,8 +194,8 @@ TE_API te_status te__fsdp_gather_now(const te__fsdp_list *l, te_context *ctx) {
                                    l->model->plan->dtype, ctx));
     return te__fsdp_copy_remainder(l, 1, ctx);
 }
-/* Enqueue, on the stream of the slot, the gather of list l. It begins when the work enqueued so far has run, so passes
- * of the slot's previous list have. */
+/* Enqueue the gather of the weights of list l on the stream of its slot. The gather waits for all work that was
+ * enqueued before, which includes the passes that use the slot's previous weights. */
 TE_API te_status te__fsdp_gather(te__fsdp_list *l, te_context *ctx) {
     te_side_stream *side = &l->of->side[l->slot];
     te__fsdp_take_slot(l);
@@ -201,12 +205,12 @@ TE_API te_status te__fsdp_gather(te__fsdp_list *l, te_context *ctx) {
     l->shards.is_gathered = status == TE_OK, l->written = te__fsdp_writes(l->model);
     return status;
 }
-/* Whether the slot has the current weights of list l. A forward uses only weights that were gathered ahead by the pass
- * before it: if a graph is captured, the gather is then part of the same graph. */
+/* Return whether the slot contains the current weights of list l. A forward uses only weights that the previous pass
+ * has gathered for it: if a graph is captured, this gather is part of the same graph. */
 TE_API int te__fsdp_has_weights(const te__fsdp_list *l, int is_backward) {
     return l->shards.is_gathered && l->written == te__fsdp_writes(l->model) && (is_backward || l->is_ahead);
 }
-/* te_model_shards.begin: see the head of this file. */
+/* The callback te_model_shards.begin, which a pass calls at its beginning (see the head of this file). */
 TE_API te_status te__fsdp_begin(te_model_shards *s, int is_backward, int accumulates, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)((char *)s - offsetof(te__fsdp_list, shards));
     te_fsdp *f = l->of;
@@ -266,7 +270,8 @@ TE_IF_USED TE_API te_status te__fsdp_reduce_now(const te__fsdp_list *l, te_conte
     TE_TRY(te__fsdp_add_to(s->grads, slot + s->rank * s->elements, s->elements, l->accumulates, ctx));
     return te__fsdp_add_to(s->grads + s->elements, slot + behind, l->model->elements - behind, l->accumulates, ctx);
 }
-/* te_watch.is_final: when the last gradient of a list is written, enqueue the reduction on the slot's stream. */
+/* The callback te_watch.is_final, which backward calls for each gradient that is final: after the last gradient of a
+ * list, enqueue the reduction on the slot's stream. */
 TE_IF_USED TE_API te_status te__fsdp_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)w;
     te_side_stream *side = &l->of->side[l->slot];
@@ -278,7 +283,7 @@ TE_IF_USED TE_API te_status te__fsdp_grad_ready(te_watch *w, const te_param *p, 
     te_side_stream_leave(side, ctx);
     return status;
 }
-/* te_watch.allows: a backward may run at any time. */
+/* The callback te_watch.allows, which returns whether a backward may run now: it always may. */
 TE_API te_status te__fsdp_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     return (void)w, (void)m, (void)ctx, TE_OK;
 }
@@ -298,7 +303,8 @@ TE_API void te_fsdp_destroy(te_fsdp *f) {
     free(f->list);
     memset(f, 0, sizeof *f);
 }
-/* Bind list i to its slot. base: the memory; l: its layout, with the shards of list i. */
+/* Bind list i to its slot. base: the address of the caller's memory; l: the layout of this memory, with the shards of
+ * list i. */
 TE_IF_USED TE_API te_status te__fsdp_bind(te_fsdp *f, te_model *m, int i, char *base, const te__fsdp_layout *l,
                                           te_context *ctx) {
     te__fsdp_list *list = &f->list[i];
@@ -343,12 +349,12 @@ TE_IF_USED TE_API te_status te__fsdp_open(te_fsdp *f, char *base, te_model *cons
     }
     return te__fsdp_compare(f, ctx);
 }
-/* Bind the models, which te_model_describe has described, to `memory` in the order of the array, which should be that
- * of forward. memory: target memory of te_fsdp_bytes bytes, aligned to TE_ALIGN; the call sets it to 0, and the weights
- * with it: initialise them, or load a checkpoint. All ranks of the data group must call this with the same models and
- * config; they wait for each other. With one rank the calls work, too. Errors: null pointers; memory too small or
- * misaligned; a model that is bound already or listed twice, that has tied parameters or weights in another format; a
- * setting that differs between ranks. */
+/* Bind the models, which te_model_describe has described, to `memory`. The models should be in the order in which
+ * forward runs them. memory: target memory of te_fsdp_bytes bytes, aligned to TE_ALIGN. All weights are 0 after this
+ * call, so initialise them, or load a checkpoint. All ranks of the data group must call this function with the same
+ * models and config, and wait for each other. A data group of one rank is allowed. Errors: null pointers; memory too
+ * small or misaligned; a model that is bound already or listed twice, that has tied parameters or weights in another
+ * format; a setting that differs between ranks. */
 TE_IF_USED TE_API te_status te_fsdp_init(te_fsdp *f, void *memory, size_t bytes, te_model *const *models, int count,
                                          const te_fsdp_config *config, te_context *ctx) {
     TE_TRY(te__fsdp_check(models, count, config, ctx));
@@ -364,14 +370,15 @@ TE_IF_USED TE_API te_status te_fsdp_init(te_fsdp *f, void *memory, size_t bytes,
     if (status != TE_OK) te_fsdp_destroy(f);
     return status;
 }
-/* The list that m is; null: it is none, or was bound again since te_fsdp_init. */
+/* Return the entry of the model m; null if te_fsdp_init did not bind m, or if m was bound again since. */
 TE_API te__fsdp_list *te__fsdp_list_of(const te_fsdp *f, const te_model *m) {
     for (int i = 0; f && f->list && m && i < f->count; i++)
         if (f->list[i].model == m && m->shards == &f->list[i].shards) return &f->list[i];
     return 0;
 }
-/* Gather the weights of m: m's parameters (te_param.data) have them until a pass or another te_fsdp_gather of a list
- * with the same slot. All ranks of the data group must call this. With zero 2 they are always there. */
+/* Gather the weights of m. The parameters of m (te_param.data) contain them until a pass or te_fsdp_gather of another
+ * list that uses the same slot. All ranks of the data group must call this function. With config.zero 2 the parameters
+ * always contain the weights, and the call does nothing. */
 TE_API te_status te_fsdp_gather(te_fsdp *f, const te_model *m, te_context *ctx) {
     te__fsdp_list *l = te__fsdp_list_of(f, m);
     TE_TRY(te__check_target(ctx, "te_fsdp_gather"));
@@ -380,9 +387,9 @@ TE_API te_status te_fsdp_gather(te_fsdp *f, const te_model *m, te_context *ctx) 
     TE_TRY(te__fsdp_gather(l, ctx));
     return te_side_stream_join(&f->side[l->slot], ctx);
 }
-/* Store this rank's shard of the weights that m's parameters (te_param.data) have, after they were written (by
- * te_model_randomize, te_weights_load, ...). All ranks must have written the same values. Errors: another list has been
- * gathered into the slot since te_fsdp_gather. */
+/* Copy weights that the caller has written to the parameters of m (te_param.data), by te_model_randomize,
+ * te_weights_load or other code, to this rank's shard. All ranks must have written the same values. Errors: another
+ * list has been gathered into the slot since te_fsdp_gather. */
 TE_API te_status te_fsdp_keep(te_fsdp *f, const te_model *m, te_context *ctx) {
     te__fsdp_list *l = te__fsdp_list_of(f, m);
     TE_TRY(te__check_target(ctx, "te_fsdp_keep"));
@@ -395,7 +402,7 @@ TE_API te_status te_fsdp_keep(te_fsdp *f, const te_model *m, te_context *ctx) {
     return te__fsdp_copy_remainder(l, 0, ctx);
 }
 /* Make the context's stream wait until the gradients of all backwards so far are reduced. Call this after a step's last
- * backward, before the gradient norm or the optimizer. Errors: a backward of a list has not come to its end. */
+ * backward, before the gradient norm or the optimizer. Errors: a backward has not written all gradients of its list. */
 TE_API te_status te_fsdp_finish(te_fsdp *f, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_fsdp_finish"));
     TE_REQUIRE(f && f->list, ctx, TE_ERROR_NULL, "te_fsdp_finish: not initialised");

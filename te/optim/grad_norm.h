@@ -14,9 +14,9 @@
  * With several ranks the result is the norm of the whole model. With tensor parallelism each rank sums the squares of
  * its shards' gradients, and rank 0 also includes the gradients of replicated parameters. The sums of all ranks are
  * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its
- * own shard, so the sums are gathered and added in the same way over the data group, before they are over the tensor
- * group. With pipeline parallelism they are, last, over the pipeline group, because each stage has other models; the
- * gradients of copies (te_model_mark_copy) are left out.
+ * own shard; therefore the sums of the data group are gathered and added first. With pipeline parallelism each stage
+ * has other models; therefore the sums of the pipeline group are gathered and added last, without the gradients of
+ * copies (te_model_mark_copy).
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
  * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the

@@ -1,8 +1,8 @@
 /* loss_scale.h -- dynamic loss scaling, for training in f16. Gradients below 6e-8 are 0 in f16, and those above 65504
  * are infinite. So backward computes the gradients of loss * scale, and the optimizer divides them by the scale again.
- * A step whose gradients have an infinity or a NaN is skipped, and the scale is halved; after 2000 steps without one it
- * is doubled (Micikevicius et al., "Mixed precision training", ICLR 2018; the defaults are those of PyTorch's
- * GradScaler). The scale lies in target memory, so that a captured graph of a step can be replayed.
+ * A step whose gradients have an infinity or a NaN is skipped, and the scale is halved; after 2000 steps in a row that
+ * were not skipped the scale is doubled (Micikevicius et al., "Mixed precision training", ICLR 2018; the defaults are
+ * those of PyTorch's GradScaler). The scale lies in target memory, so that a captured graph of a step can be replayed.
  *
  * Do this:
  *     te_loss_scale_config config = te_loss_scale_defaults();
@@ -11,9 +11,9 @@
  *     batch.loss_scale = 1.0f / rows, batch.loss_count = te_loss_scaler_inverse(&scaler);  // dloss = scale / rows
  *     ... forward, backward, te_adamw_step, as without loss scaling
  *
- * For the mean over the labels that are not ignored (te_count_labels), the result of te_loss_scaler_count takes the
- * place of te_loss_scaler_inverse's. A list that ends in another op gets a dy that the caller has multiplied by the
- * scale (te_loss_scaler_get).
+ * To average the loss over the labels that are not ignored (te_count_labels), set batch.loss_count to the result of
+ * te_loss_scaler_count instead. If a list does not end in a loss, the caller must multiply dy by the scale
+ * (te_loss_scaler_get).
  */
 #ifndef TE_LOSS_SCALE_H
 #define TE_LOSS_SCALE_H
@@ -129,9 +129,9 @@ TE_API te_status te_loss_scaler_get(te_loss_scale_state *state, const te_loss_sc
     TE_TRY(te_copy(ctx, state, s->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Continues with a scale, and a number of steps since it changed, that te_loss_scaler_get has read; te_checkpoint_load
- * does this for the optimizer's scaler. Waits for the stream. Errors: TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64,
- * a number of steps that is negative or INT32_MAX. */
+/* Sets the scale, and the number of steps since it last changed, to values that te_loss_scaler_get has read before;
+ * te_checkpoint_load does this for the optimizer's scaler. Waits for the stream. Errors: TE_ERROR_VALUE: a scale
+ * outside of 2^-64 to 2^64, a number of steps that is negative or INT32_MAX. */
 TE_API te_status te_loss_scaler_set(const te_loss_scaler *s, float scale, int good, te_context *ctx) {
     te_loss_scale_state now;
     TE_TRY(te_loss_scaler_get(&now, s, ctx));

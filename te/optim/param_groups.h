@@ -153,7 +153,7 @@ typedef int (*te_group_takes)(const te_model *model, const te_param *p);
 /* A group matches a parameter if all criteria that are not null hold for the parameter. */
 typedef struct te_param_group {
     const char *op, *kind, *field; /* the name and the kind of the parameter's op, and the parameter's field, such as
-                                      "proj", "linear", "weight"; null: any */
+                                    * "proj", "linear", "weight"; null matches any */
     te_group_takes takes;          /* null: any parameter */
     float lr;                      /* the group's learning rate is the schedule's times lr */
     float weight_decay;            /* the weight decay of the group's parameters, including those with a single row.
@@ -179,7 +179,7 @@ TE_API int te__group_has(const te_param_group *g, const te_model *m, const te_pa
     if (g->kind && (!op || strcmp(op->kind, g->kind))) return 0;
     return !g->takes || g->takes(m, p);
 }
-/* The group that p belongs to, which is the first group that contains p; null: no group contains p. */
+/* Return the group that p belongs to, which is the first group that contains p; null if no group contains p. */
 TE_API const te_param_group *te__group_of(const te_param_group *groups, int count, const te_model *m,
                                           const te_param *p) {
     for (int i = 0; i < count; i++)

@@ -13,11 +13,11 @@
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
  * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Models that
- * te_recipes_init was not given, and all after te_recipes_switch(&recipes, 0), run in their own dtype instead of FP8.
+ * were not passed to te_recipes_init run in their own dtype instead of FP8; te_recipes_switch turns FP8 off for all.
  *
  * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
- * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. fp8_block and
- * fp8_row keep no scales between steps, only the weights in FP8, because each cast computes the scales that it uses.
+ * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. Under fp8_block
+ * and fp8_row each cast computes its own scales, so only the weights in FP8 are kept between steps.
  *
  * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step replaces each amax by its maximum
  * over all ranks. All ranks then have the same scales, which are those that the unsharded tensors would have. The
@@ -39,8 +39,8 @@ typedef struct te_recipes_config {
     float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
                            weights, and all scales of fp8_current, fp8_block and fp8_row */
     int power_of_two;   /* 1: scales that are computed from a tensor's current amax are rounded down to 2^n */
-    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks; 1: the ranks exchange no
-                           amax, and each rank uses the amax that it computed */
+    int ranks;          /* te_world_group(ctx)->size if each amax shall be the maximum over all ranks; 1 if the ranks
+                           shall exchange no amax, so that each rank uses the amax that it computed */
 } te_recipes_config;
 
 /* The default config: a history of 1024 steps, no margin between amax and the largest FP8 number, no exchange between
@@ -58,8 +58,8 @@ typedef struct te_recipes {
     te_model *const *models;
     int model_count, count;     /* model_count: the number of models; count: the number of GEMMs (products) that are
                                    under a recipe */
-    int on, begun;              /* on: 1: the GEMMs under a recipe run in FP8. begun: 1: at least one step was made, so
-                                   there is a history */
+    int on, begun;              /* on: 1 if the GEMMs under a recipe run in FP8. begun: 1 if at least one step was made,
+                                 * so that there is a history */
     te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
     const void *table;          /* the table of the weights, which te__fp8_cache_table has made */
@@ -259,9 +259,10 @@ TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->first += t->count;
     t->count = t->chunks = 0;
 }
-/* Run one pass over all weights of a granularity. cast: 0: compute the amax of each weight; 1: cast each weight with
- * its current scale. One launch handles consecutive weights whose lists have the same kernels. skip_updated: 1: leave
- * out the weights whose amax or cast the optimizer's update has already computed (te_fp8_product.updated). */
+/* Run one pass over all weights of a granularity. If `cast` is 0, the pass computes the amax of each weight; if it is
+ * 1, the pass casts each weight with its current scale. One launch handles consecutive weights whose lists have the
+ * same kernels. If skip_updated is 1, the pass leaves out the weights whose amax or cast the optimizer's update has
+ * already computed (te_fp8_product.updated). */
 TE_API te_status te__fp8_cache_pass(const void *table, te_model *const *models, int count, int granularity, int cast,
                                     int skip_updated, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
@@ -334,9 +335,10 @@ TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
-/* Run a pass over the weights of all recipes. cast: 0: compute the amax of each weight with a tensorwise scale; 1: cast
- * all weights. skip_updated: 1: leave out work that the optimizer's update has already done. Weights with tensorwise
- * scales are cast even then: their scale needs the amax of the whole new weight, so the update cannot cast them. */
+/* Run a pass over the weights of all recipes. If `cast` is 0, the pass computes the amax of each weight with a
+ * tensorwise scale; if it is 1, the pass casts all weights. If skip_updated is 1, the pass leaves out work that the
+ * optimizer's update has already done. Weights with tensorwise scales are cast even then: their scale needs the amax of
+ * the whole new weight, so the update cannot cast them. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -384,8 +386,8 @@ TE_IF_USED TE_API te_status te__recipes_renew(void *of, te_context *ctx) {
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
 
-/* Set how fp8_delayed computes scales from now on. begun: 1: from the amax of previous steps; 0: from the current
- * tensors, because no step has been made yet. */
+/* Set how fp8_delayed computes scales from now on: from the amax of previous steps if `begun` is 1, or from the current
+ * tensors if it is 0, because no step has been made yet. */
 TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     s->begun = begun;
@@ -393,8 +395,8 @@ TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
         it.param->fp8.current = !begun || s->config.current || it.recipe == TE_RECIPE_fp8_current;
 }
 
-/* Switch the recipes on or off. on: 1: from now on the GEMMs of all models that are under a recipe run in FP8; 0: they
- * run in the formats of their lists. */
+/* Switch the recipes on or off. If `on` is 1, all GEMMs under a recipe run in FP8 from now on; if it is 0, they run in
+ * the formats of their lists. */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
@@ -438,9 +440,8 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
         te_fp8_product *f = &it.param->fp8;
-        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe); /* the memory need not be
-                                                                                           cleared: the cast writes it
-                                                                                           all */
+        /* the memory need not be cleared, because the cast writes all of it */
+        const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe);
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
         f->weight = i, f->x = s->count + i, f->dy = 2 * s->count + i;
@@ -507,8 +508,8 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* Enqueue the kernels of te_recipes_step, without checking for errors first. skip_updated: 1: leave out the casts that
- * the optimizer's update has already done. */
+/* Enqueue the kernels of te_recipes_step, without checking for errors first. If skip_updated is 1, leave out the casts
+ * that the optimizer's update has already done. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));

@@ -212,16 +212,16 @@ TE_KERNEL_WITH_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__AD
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
-    int fused;                /* 1: a step runs the fused kernels of this file; 0: te_adamw_step and then
-                                 te_recipes_step */
+    int fused;                /* 1 if a step runs the fused kernels of this file; 0 if it calls te_adamw_step and then
+                               * te_recipes_step */
     int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks of all those
                                * that are not updated tile by tile */
     const int32_t *first;     /* [count + 1]: the index of the first chunk of each tensor. This table and the next
                                * two, which te__adamw_fp8_args describes, are in target memory */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_multi_tensor blocks;          /* all weights under the recipe fp8_block; blocks.chunks 0: the fused update
-                                      * handles none of these */
+    te_multi_tensor blocks;          /* all weights under the recipe fp8_block. If the fused update handles none of
+                                      * these, blocks.chunks is 0 */
     uint64_t fingerprint;     /* the value of te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
 

@@ -132,7 +132,7 @@ TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     return 1;
 }
 /* The number of elements in each shard of a tensor that is sharded on its own (te_zero1.whole is set), not as a range
- * of the model's buffer; 0: the tensor is replicated. */
+ * of the model's buffer; 0 if the tensor is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
@@ -175,7 +175,8 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Check that models whose gradients are sharded (te_fsdp_init) are read in the same shards. */
+/* For models whose gradients are sharded (te_fsdp_init): check that `zero1` divides the parameters into the same
+ * shards. */
 TE_API te_status te__zero1_check_shards(te_model *const *models, int count, te_zero1 zero1, const char *who,
                                         te_context *ctx) {
     for (int i = 0; i < count; i++) {

@@ -62,9 +62,9 @@ TE_API te_status te__checkpoint_file_scales(te_scales *s, const te__checkpoint_t
                "%.120s: recipes.scales has a scale, an amax or an index of the history that cannot be", path);
     return TE_OK;
 }
-/* Check the file's scales, before anything is changed. models[count]: the models of the checkpoint. recipes: what the
- * scales will be loaded into. With `recipes` null, although the file has scales and a model is under recipes, the
- * scales would be lost unnoticed: this is an error unless force is 1. */
+/* Check the file's scales, before anything is changed. models[count]: the models of the checkpoint. recipes: the
+ * recipes into which the scales will be loaded. If `recipes` is null although the file has scales and a model is under
+ * recipes, the scales would be lost without notice; this is an error unless force is 1. */
 TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_recipes *recipes,
                                              const te_named_model *models, int count, int force, te_context *ctx) {
     te_scales s;
@@ -110,8 +110,9 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
     te__recipes_set_begun(r, 0);
     return te_recipes_cast_weights(r, ctx);
 }
-/* Return whether the recipes r need scales of x and dy, but s, in host memory, has none: a run under a recipe such as
- * fp8_block leaves all of them at 1. They were not computed from an amax, so fp8_delayed must not use them. */
+/* Return whether the recipes r need scales of x and dy, but the file's scales s, in host memory, have none. A run under
+ * a recipe such as fp8_block leaves all scales of x and dy at 1. These scales were not computed from an amax, so
+ * fp8_delayed must not use them. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
     const int first = s->count / 3; /* tensors 0 to first - 1 are weights, the others are x and dy */
     int delayed = 0;

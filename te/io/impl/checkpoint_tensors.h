@@ -3,9 +3,9 @@
  *
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
  * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
- * parameter's elements, and for a second range in the few elements behind the last shard, which are replicated
- * (zero1.h); with ZeRO-3, of the parameter itself, too (fsdp.h). An optimizer's moments in 8 bits are stored as bf16 in
- * the file.
+ * parameter's elements, and for a second range among the few elements behind the last shard, which are replicated
+ * (zero1.h). With ZeRO-3, a rank has only these two ranges of the parameter itself, too (fsdp.h). An optimizer's
+ * moments in 8 bits are stored as bf16 in the file.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
  * a time. Each rank fills a buffer with -0.0 and copies its shards into it. An all-reduce sums the buffers; since x +
@@ -31,8 +31,8 @@ typedef struct te__tensor_shard {
     void *data;              /* target memory */
     int64_t from, elements;  /* the range of elements in the shard; `from` is an index among this rank's elements of the
                               * parameter */
-    int saves;               /* 1: this rank saves the shard, as far as it owns its elements (te_shard_layout.owned); of
-                              * the ranks of a data group that hold the shard exactly one does so */
+    int saves;               /* 1: this rank saves those elements of the shard that it owns (te_shard_layout.owned); if
+                              * several ranks of a data group hold the shard, exactly one of them saves it */
     te__shard_format format; /* how the shard is stored in memory; moments in 8 bits are converted to bf16 for the file,
                               * and from bf16 when loaded */
 } te__tensor_shard;
@@ -121,15 +121,14 @@ typedef struct te__checkpoint_tensors {
     float loss_scale;
     /* 1: the file has the state of dynamic loss scaling (loss_scale and loss_scale_steps) */
     int has_loss_scale;
-    /* with a pipeline, each model must be saved by one stage. saves: the sum of te__model_mark over the models that
-     * this rank has and that are no copies, on one rank of each stage, on others 0; models: the same sum over all
-     * models */
+    /* with a pipeline, each model must be saved by one stage. saves: on one rank of each stage, the sum of
+     * te__model_mark over the stage's models, except copies; on all other ranks 0. models: the sum over all models */
     uint32_t saves, models;
     int numbers;                 /* how many tensors at the beginning of the list are loaded before the others: the step
                                   * counts, the random state, and the scales of recipes */
     const te_safetensors *file;  /* null: the checkpoint is saved */
     char *scales;                /* when the checkpoint is loaded: [scales_bytes], host memory for the file's
-                                  * "recipes.scales"; null: the file has no recipes */
+                                  * "recipes.scales"; null if the file has no recipes */
     size_t scales_bytes;
 } te__checkpoint_tensors;
 
@@ -165,8 +164,8 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
 }
 /* Return whether several ranks save or load one checkpoint together. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
-/* Kinds of an optimizer's tensors, from which the prefix of a tensor's name is made. rule: the rule that updates the
- * parameter; state: one of these constants. */
+/* Kinds of an optimizer's tensors. te__checkpoint_prefix returns the prefix of the names of a kind's tensors. rule: the
+ * rule that updates the parameter; state: one of these constants. */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
 TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
@@ -174,15 +173,15 @@ TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #undef TE__CHECKPOINT_PREFIXES
     return prefixes[rule][state];
 }
-/* A number for model i, so that sums of it tell sets of models apart. */
+/* A number for model i. The sum of these numbers over a set of models identifies the set. */
 TE_API uint32_t te__model_mark(int i) { return ((uint32_t)i + 1) * 2654435761u; }
 TE_API void te__checkpoint_count_model(te__checkpoint_tensors *l, int i, const te_model *m) {
     const int is_copy = m->param_count && m->param[0].is_copy;
     l->models += te__model_mark(i);
     if (!l->replica && !l->ranks->rank && !m->is_elsewhere && !is_copy) l->saves += te__model_mark(i);
 }
-/* Add the shards that this rank has of a parameter whose weights are sharded over the data group (te_fsdp_init): one in
- * its shard of the model, and one among the elements behind the last shard. */
+/* For a parameter whose weights are sharded over the data group (te_fsdp_init): add the two ranges of its elements that
+ * this rank has, one in its shard of the model, and one among the elements behind the last shard. */
 TE_API void te__checkpoint_add_param_shards(te__checkpoint_tensors *l, te_model *m, const te_param *p) {
     const te_model_shards *s = m->shards;
     const int64_t behind = s->elements * s->ranks, at = p->grad - m->grads, end = at + p->rows * p->cols;
@@ -287,7 +286,8 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
 /* Wait for all ranks, and return an error on all of them if any rank has failed or if their tensors differ. status: the
  * status of this rank so far; l: null if this rank has no list. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    /* A vote is sent as so many f32 elements, whatever it holds: an all-gather copies bits unchanged. */
+    /* A vote is sent as this many f32 elements, although its members are integers: an all-gather copies bits
+     * unchanged. */
     enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);

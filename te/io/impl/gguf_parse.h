@@ -1,8 +1,9 @@
 /* gguf_parse.h -- parses the header of a GGUF file into tables, and checks all of it.
  *
- * A file is "GGUF", its version (u32), the number of tensors and of metadata values (u64 each), the values (key, kind,
- * value), the tensors (name, number of dimensions, dimensions, type, offset), padding, and the tensors' data. A string
- * is its length (u64) and its bytes; an array is the kind of its elements (u32), their number (u64) and the elements.
+ * A file consists of the bytes "GGUF", the version (u32), the numbers of tensors and of metadata values (u64 each), the
+ * values (key, kind, value), the tensors (name, number of dimensions, dimensions, type, offset), padding, and the
+ * tensors' data. A string is stored as its length (u64) and its bytes, an array as the kind of its elements (u32),
+ * their number (u64) and the elements.
  *
  * The file is not trusted: each count in it is checked against the bytes that are left before it is used, and memory is
  * allocated for entries that have been read, not for a count that the file claims. The tables take at most 16 times the
@@ -51,7 +52,8 @@ TE_API te_gguf_text te__gguf_text(const char *p, size_t n) {
     t.p = p, t.n = n;
     return t;
 }
-/* Read a key or a tensor's name. It also becomes c->name, so that error texts show it. what: "a key" or the like. */
+/* Read a key or a tensor's name, and store it in c->name, too, for error texts. what: "a key" or "a tensor's name", for
+ * error texts. */
 TE_API te_status te__gguf_name(te_gguf_text *t, te__gguf_cursor *c, const char *what) {
     uint64_t n = 0;
     const unsigned char *p = 0;
@@ -263,8 +265,8 @@ TE_API te_status te__gguf_read_tensors(te_gguf *f, te_gguf_file *file, te__gguf_
 
 /* ---- a file ------------------------------------------------------------------------------------------------------ */
 
-/* What the metadata of a file say about a split model: the number of its files (1: it is not split), the index of this
- * file among them, and the number of tensors in all files (-1: not given). */
+/* The metadata of a file about a split model: the number of the model's files (1: the model is not split), the index of
+ * this file among them, and the number of tensors in all files (-1: not stored). */
 typedef struct te__gguf_split { int64_t count, number, tensors; } te__gguf_split;
 
 TE_API te_status te__gguf_begin(uint64_t *tensors, uint64_t *values, te__gguf_cursor *c) {
@@ -302,7 +304,7 @@ TE_API const char *te__gguf_path_end(const char *path) {
     return path;
 }
 /* Parse file number f->files, whose bytes are in *file, and add its tensors to f->tensor. Only the metadata of the
- * first file are kept, in f->value; those of the other files only say which file of the model each is. */
+ * first file are kept, in f->value; the metadata of every other file only say which file of the model it is. */
 TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *split, const char *path,
                                 te_context *ctx) {
     te__gguf_cursor c;

@@ -1,6 +1,6 @@
 /* safetensors_parse.h -- opens a safetensors file: parses its header into tables, and checks the whole header.
  *
- * A file is the header's length (8 bytes, little-endian), the header (JSON), and the tensors' data:
+ * A file consists of the header's length (8 bytes, little-endian), the header (JSON), and the tensors' data:
  *     {"__metadata__":{"key":"value"},"fc.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}
  *
  * The file is not trusted: each size in it is checked against the size of the file before it is used, and the tensors

@@ -24,7 +24,7 @@
 
 /* One entry of the table of tensors, which lies in target memory and which the kernels read. */
 typedef struct te__adamw_tensor {
-    float *master; /* the master weights: if the dtype is f32, the parameter itself; null: none */
+    float *master; /* the master weights: if the dtype is f32, the parameter itself; null if there are none */
     void *m, *v;   /* the moments, in the format te_adamw_config.moments; v is null if the rule has no second moment */
     const float *grad;
     void *weight;
@@ -249,7 +249,7 @@ typedef struct te__adamw_args {
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
     int count;
     te_adamw_state *state;
-    const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null: the norm is not
+    const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null if the norm is not
                                        needed (max_norm and skip_nonfinite are 0) */
     te_loss_scale_state *scaler;    /* the state of dynamic loss scaling; null: there is no loss scaling */
     te_adamw_config config;
@@ -302,8 +302,8 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
 }
 TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te_args))
 
-/* Copies weights to the master weights, for tensors that are not f32. all: 1: all weights (at initialisation); 0: only
- * those that differ from the rounded master weight. */
+/* Copies weights to the master weights, for tensors that are not f32. If `all` is 1, all weights are copied (at
+ * initialisation); if it is 0, only those that differ from the rounded master weight. */
 TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int all) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
