@@ -101,6 +101,48 @@ TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
     return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype;
 }
 
+/* ---- grouped products ------------------------------------------------------------------------------------------ */
+
+/* The products of several groups of rows, each with a weight of its own, as one launch: gemm_grouped.h. */
+typedef enum te_grouped_kind { TE_GROUPED_FORWARD, TE_GROUPED_DGRAD, TE_GROUPED_WGRAD } te_grouped_kind;
+
+typedef struct te_grouped {
+    const void *a;         /* forward: x; dgrad and wgrad: dy */
+    const void *b;         /* forward and dgrad: weight; wgrad: x */
+    void *d;               /* y, dx or dweight */
+    const struct te_quantized_weight *quantized; /* forward on the host: the weight in few bits; null: it is b */
+    const int32_t *offset; /* [groups + 1], target memory; offset[0] need not be 0 */
+    const int32_t *slot;   /* forward on CUDA: row i is row slot[i] / top_k of x; null: it is row i */
+    /* 1: a and b are e4m3 with blockwise scales, whose inverses are a_inverse and b_inverse; b is the weight [groups *
+     * out, in] in forward, and its transpose [in, groups * out] in dgrad. The scales of b are those of the whole matrix
+     * (te_blockwise_2d_scale_at); te__grouped_scale_at says where those of a lie */
+    int in_fp8;
+    const float *a_inverse, *b_inverse;
+    float *scratch;        /* on the host: te__grouped_scratch(g) floats */
+    int64_t rows;          /* of all groups, at most; offset[groups] is at most this */
+    te_grouped_kind kind;
+    int out, in, groups, top_k;
+    int ranks;             /* this many ranks have as many groups each, which together have `rows` rows */
+    int max_rows;          /* of a group, rows behind the first max_rows are not computed */
+    int accumulate;        /* wgrad: 1: dweight is added to; 0: it is overwritten */
+    te_dtype dtype, out_dtype; /* out_dtype: of d: dtype or f32 */
+} te_grouped;
+
+/* One past the last row of group e that is computed. */
+TE_BOTH int te__grouped_end(const te_grouped *g, int e) {
+    return (int)te_min(g->offset[e + 1], (int64_t)g->offset[e] + g->max_rows);
+}
+TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
+    te_grouped g;
+    memset(&g, 0, sizeof g);
+    g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
+    return g;
+}
+/* The number of floats for the scales of each 128 columns of a, and the place of row `row` of group e among them: those
+ * of a group begin at a multiple of four, because TMA loads the scales of the rows of a tile from such a place on. */
+TE_BOTH int64_t te__grouped_scale_pitch(int64_t rows, int groups) { return te_round_up(rows, 4) + 4 * groups; }
+TE_BOTH int64_t te__grouped_scale_at(const int32_t *offset, int e, int64_t row) { return row + 4 * e - offset[e] % 4; }
+
 /* ---- checks of the arguments ------------------------------------------------------------------------------------- */
 
 /* Returns whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,

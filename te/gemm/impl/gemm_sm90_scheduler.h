@@ -149,6 +149,32 @@ typedef struct te__sm90_gemm_barriers {
     float alpha;
 } te__sm90_gemm_barriers;
 
+/* ---- the tiles of grouped products ----------------------------------------------------------------------------- */
+
+/* The rows of a tile are first to end - 1, of group e; end <= first: there is no such tile. */
+typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
+
+/* All rows of group e. */
+TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
+    te_grouped_tile t;
+    t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
+    return t;
+}
+/* Finds the tile of rows number `tile`. With offsets counted from offset[0] on, the tiles of group e have the numbers
+ * from offset[e] / size + e on, so that some numbers, at most one for each group, belong to no tile. Each lane of a
+ * warp tests the groups lane, lane + 32, ..; the group is the last one whose first number is not above `tile`. */
+TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
+    te_grouped_tile t;
+    const int base = g->offset[0];
+    int before = 0;
+    for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += (g->offset[e] - base) / size + e <= tile;
+    t.e = (int)__reduce_add_sync(~0u, (unsigned)before) - 1, t.col = 0;
+    t.first = g->offset[t.e], t.end = te__grouped_end(g, t.e);
+    t.first += (tile - ((t.first - base) / size + t.e)) * size;
+    t.end = (int)te_min(t.end, t.first + size);
+    return t;
+}
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- the tile scheduler ------------------------------------------------------------------------------------------ */

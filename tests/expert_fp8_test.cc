@@ -1,0 +1,178 @@
+// expert_fp8_test.cc -- experts under the recipe fp8_block: (expert_linear, ..) against sums in doubles over the operands as they are cast to
+// FP8, with any routing; lists with experts against the same list without a recipe; weights in FP8 only.
+#include "folder.h"
+#include "recipe.h"
+#include "te/fuse/inference.h"
+#include "te/io/fp8_weights.h"
+#include "te/moe.h"
+#include "te/ops/activation.h"
+#include "te/ops/elementwise.h"
+#include "te/ops/linear.h"
+#include "te/ops/norm.h"
+#include "te/ops/residual.h"
+#include "te/optim/recipes_adamw.h"
+
+#define BLOCKWISE(D) (D, (recipe, fp8_block))
+// On CUDA the widths are 512 at least. 528 and 144: the last block of 128 columns is not full. 640: an odd number of blocks.
+#define WIDE (TE_CUDA ? 528 : 144)
+#define SQUARE (TE_CUDA ? 640 : 128)
+
+#define PRODUCT(in, out) (router, r, in, 5, (top_k, 3), (score, softmax_of_chosen)), (expert_linear, l, in, out, 5), (combine, r)
+MODEL(product_bf16, BLOCKWISE(bf16), PRODUCT(WIDE, 640))
+MODEL(product_f16, BLOCKWISE(f16), PRODUCT(SQUARE, 1024))
+UNFUSED(product_unfused, BLOCKWISE(bf16), PRODUCT(WIDE, 512))
+#if !TE_CUDA
+MODEL(product_f32, BLOCKWISE(f32), PRODUCT(48, 128))
+#endif
+
+#define EXPERTS(in, middle, out)                                                                                                        \
+    (fork, x), (rmsnorm, n, in), (router, r, in, 6, (top_k, 2), (renormalise, 1)), (expert_linear, up, in, 2 * (middle), 6), (swiglu, act), \
+        (expert_linear, down, middle, out, 6), (combine, r), (linear, l, out, in), (add, x)
+MODEL(layer, BLOCKWISE(bf16), EXPERTS(WIDE, SQUARE, SQUARE))
+MODEL(layer_without, bf16, EXPERTS(WIDE, SQUARE, SQUARE))
+TE_INFERENCE(layer_for_inference, BLOCKWISE(bf16), EXPERTS(WIDE, SQUARE, SQUARE))
+// Experts with a capacity, with a bias, and that weigh their inputs; and one that opts out.
+MODEL(dropping, BLOCKWISE(bf16), (router, r, WIDE, 4, (top_k, 2), (capacity, 1.1f)), (expert_linear, up, WIDE, SQUARE, 4), (expert_bias, b, SQUARE, 4),
+      (gelu, act), (expert_linear, down, SQUARE, 512, 4), (combine, r))
+MODEL(dropping_without, bf16, (router, r, WIDE, 4, (top_k, 2), (capacity, 1.1f)), (expert_linear, up, WIDE, SQUARE, 4), (expert_bias, b, SQUARE, 4),
+      (gelu, act), (expert_linear, down, SQUARE, 512, 4), (combine, r))
+MODEL(weighing, BLOCKWISE(bf16), (router, r, WIDE, 4, (top_k, 2), (score, sigmoid), (weigh, input)), (expert_linear, up, WIDE, SQUARE, 4), (silu, act),
+      (expert_linear, down, SQUARE, 512, 4), (combine, r))
+MODEL(weighing_without, bf16, (router, r, WIDE, 4, (top_k, 2), (score, sigmoid), (weigh, input)), (expert_linear, up, WIDE, SQUARE, 4), (silu, act),
+      (expert_linear, down, SQUARE, 512, 4), (combine, r))
+MODEL(opting_out, BLOCKWISE(bf16), (router, r, 40, 3, (top_k, 2)), (expert_linear, up, 40, 24, 3, (recipe, none)), (combine, r), (linear, l, 24 + 8 - 8, 24 * 2 - 8 * 2, (recipe, none)))
+
+namespace {
+
+// The matrix x [rows, cols] after a cast to e4m3, with a scale for each 1 x 128 or (blocks) 128 x 128 elements.
+reference::vec cast_to_fp8(const reference::vec &x, size_t rows, size_t cols, bool blocks) {
+    const size_t high = blocks ? 128 : 1;
+    reference::vec y(x.size());
+    for (size_t i0 = 0; i0 < rows; i0 += high)
+        for (size_t j0 = 0; j0 < cols; j0 += 128) {
+            double amax = 0;
+            for (size_t i = i0; i < std::min(rows, i0 + high); i++)
+                for (size_t j = j0; j < std::min(cols, j0 + 128); j++) amax = std::max(amax, std::fabs(x[i * cols + j]));
+            const float scale = amax > 0 ? 448.0f / (float)amax : 1;
+            for (size_t i = i0; i < std::min(rows, i0 + high); i++)
+                for (size_t j = j0; j < std::min(cols, j0 + 128); j++)
+                    y[i * cols + j] = (double)te_float_of_fp8(te_fp8_of_float((float)x[i * cols + j] * scale, TE_e4m3), TE_e4m3) * (double)(1 / scale);
+        }
+    return y;
+}
+
+// The values and, for their bounds, the sums of the |terms|.
+struct sums {
+    reference::vec value, size;
+    explicit sums(size_t n) : value(n, 0.0), size(n, 0.0) {}
+    void add(size_t i, double factor, double term) { value[i] += factor * term, size[i] += std::fabs(factor * term); }
+    void check(const char *what, const reference::vec &got, double lost) const {
+        size_t wrong = 0;
+        REQUIRE(got.size() == value.size());
+        double worst = 0;
+        for (size_t i = 0; i < got.size(); i++) {
+            const double error = std::fabs(got[i] - value[i]) / (lost * size[i] + 1e-30);
+            wrong += !(error <= 1), worst = error <= worst ? worst : error;
+        }
+        INFO(what << ": " << wrong << " of " << got.size() << " are wrong; the worst error is " << worst << " times its bound");
+        CHECK(wrong == 0);
+    }
+};
+
+// A list of one product between a router and its combine. all_at_first: the router's weight is 0, so all tokens choose the experts 0 to 2.
+void check_product_of_experts(const subject &s, int rows, bool all_at_first) {
+    const unsigned seed = fresh_seed();
+    CAPTURE(s.plan()->name, rows, all_at_first, seed);
+    under_recipe u(s, 1, rows, seed);
+    const te_dtype d = u.plan->dtype;
+    const size_t in = (size_t)u.plan->in, out = (size_t)u.plan->out, experts = 5, k = 3, n = (size_t)rows;
+    // The router's weight is so small that its own part of dx is far below the rounding.
+    const reference::vec of_router = u.random.draw(experts * in, d, 0, all_at_first ? 0 : d == TE_f32 ? 1e-9 : 1e-4);
+    const te_param *weight = &u.m.model()->param[1];
+    const std::vector<uint8_t> raw = numbers::stored(of_router, d);
+    REQUIRE(te_copy(u.ctx, u.m.model()->param[0].data, raw.data(), raw.size()) == TE_OK);
+    REQUIRE(te_synchronize(u.ctx) == TE_OK);
+    micro_batch b(u, s.saved_bytes(rows));
+    b.dy.write(u.random.draw(n * out, d), d);
+    b.forward(u), b.backward(u);
+    // the routing, as forward has saved it: logits, weights and experts
+    const std::vector<uint8_t> saved = b.memory.raw();
+    std::vector<float> w(n * k);
+    std::vector<int32_t> expert(n * k);
+    memcpy(w.data(), saved.data() + TE_ALIGN + n * experts * 4, w.size() * 4);
+    memcpy(expert.data(), saved.data() + TE_ALIGN + n * (experts + k) * 4, expert.size() * 4);
+    const reference::vec x = b.x.read(d), dy = b.dy.read(d), qx = cast_to_fp8(x, n, in, false), qdy = cast_to_fp8(dy, n, out, false);
+    const reference::vec qw = cast_to_fp8(u.m.param[1], experts * out, in, true);
+    sums y(n * out), dx(n * in), dw(experts * out * in);
+    for (size_t t = 0; t < n; t++)
+        for (size_t j = 0; j < k; j++) {
+            const size_t e = (size_t)expert[t * k + j];
+            const double *of_e = qw.data() + e * out * in, weight_of = (double)w[t * k + j];
+            REQUIRE(e < experts);
+            if (all_at_first) REQUIRE(e == j);
+            for (size_t o = 0; o < out; o++)
+                for (size_t i = 0; i < in; i++) {
+                    y.add(t * out + o, weight_of, qx[t * in + i] * of_e[o * in + i]);
+                    dx.add(t * in + i, weight_of, qdy[t * out + o] * of_e[o * in + i]);
+                    dw.add((e * out + o) * in + i, weight_of, dy[t * out + o] * x[t * in + i]);
+                }
+        }
+    // A result is rounded up to three times to the list's dtype; on CUDA the tensor cores add 128 terms with 14 bits.
+    const double unit = d == TE_f32 ? std::ldexp(1, -20) : d == TE_f16 ? std::ldexp(1, -11) : std::ldexp(1, -8);
+    y.check("y", b.y.read(d), 3 * unit), dx.check("dx", b.dx.read(d), 3 * unit);
+    const size_t at = (size_t)(weight->grad - (float *)u.m.grads.data());
+    dw.check("dweight", u.m.grads.read(TE_f32, at, experts * out * in), 2 * unit);
+    for (size_t e = 0; e < experts; e++) // an expert without rows has the gradient 0
+        if (std::find(expert.begin(), expert.end(), (int32_t)e) == expert.end())
+            for (double v : u.m.grads.read(TE_f32, at + e * out * in, out * in)) REQUIRE(v == 0);
+    buffer inferred(u.ctx, u.y_bytes());
+    REQUIRE(s.infer(u.y_of(inferred), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+    CHECK(bool(inferred.raw() == b.y.raw()));
+}
+
+} // namespace
+
+TEST_CASE("products of experts in FP8", "[expert_fp8]") {
+    const std::vector<const subject *> all = {&product_bf16_subject, &product_f16_subject, &product_unfused_subject,
+#if !TE_CUDA
+                                              &product_f32_subject,
+#endif
+    };
+    for (const subject *s : all)
+        for (int rows : {1, 3, 38}) check_product_of_experts(*s, rows, false);
+    check_product_of_experts(product_bf16_subject, brief() ? 60 : TE_CUDA ? 301 : 131, false);
+    check_product_of_experts(product_bf16_subject, 70, true);
+}
+
+TEST_CASE("lists with experts in FP8 compute almost what they compute without a recipe", "[expert_fp8]") {
+    const subject *const pairs[][2] = {{&layer_subject, &layer_without_subject}, {&dropping_subject, &dropping_without_subject}, {&weighing_subject, &weighing_without_subject}};
+    for (const auto &pair : pairs)
+        for (int rows : {1, 45}) {
+            const unsigned seed = fresh_seed();
+            CAPTURE(pair[0]->plan()->name, rows, seed);
+            under_recipe u(*pair[0], 1, rows, seed);
+            micro_batch b(u, pair[0]->saved_bytes(rows));
+            const results fp8 = run_plain(u, b);
+            u.m.grads.write(reference::vec(u.m.grads.bytes / 4, 0), TE_f32);
+            const results again = run_plain(u, b);
+            CHECK((fp8.y == again.y && fp8.dx == again.dx && fp8.grads == again.grads));
+            REQUIRE(te_recipes_switch(&u.state, 0, u.ctx) == TE_OK);
+            micro_batch c(u, without(u));
+            c.x.write(b.x.read(TE_bf16), TE_bf16), c.dy.write(b.dy.read(TE_bf16), TE_bf16);
+            u.m.grads.write(reference::vec(u.m.grads.bytes / 4, 0), TE_f32);
+            const results off = run_plain(u, c);
+            CHECK((distance(fp8.y, off.y) < 0.1 && distance(fp8.y, off.y) > 1e-3));
+            CHECK((distance(fp8.dx, off.dx) < 0.1 && distance(fp8.dx, off.dx) > 1e-3));
+            CHECK(distance(fp8.grads, off.grads) < 0.1);
+            // The same parameters in the list without a recipe: the same bits.
+            context ctx_owner;
+            instance plain(*pair[1], &ctx_owner.c);
+            REQUIRE(te_copy(&ctx_owner.c, plain.params.data(), u.m.params.raw().data(), plain.params.bytes) == TE_OK);
+            buffer x(&ctx_owner.c, u.x_bytes()), y(&ctx_owner.c, u.y_bytes()), workspace(&ctx_owner.c, pair[1]->workspace_bytes(plain.memory.data(), rows, &ctx_owner.c));
+            x.write(b.x.read(TE_bf16), TE_bf16);
+            ctx_owner.c.workspace = workspace.data(), ctx_owner.c.workspace_bytes = workspace.bytes;
+            REQUIRE(pair[1]->infer(u.y_of(y), u.x_of(x), plain.memory.data(), &u.batch, &ctx_owner.c) == TE_OK);
+            CHECK(y.read(TE_bf16) == off.y);
+            ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
+        }
+}
