@@ -52,8 +52,6 @@
 #define TE_RECIPE_expert_linear(model, op)                                                                           \
     ((int)TE_RECIPE_OPTION(op, TE_IS_BLOCKWISE(model##_recipe) ? (int)TE_RECIPE_fp8_block : (int)TE_RECIPE_none))
 #define TE__EXPERTS_IN_FP8(model, op) (TE_RECIPE_expert_linear(model, op) != (int)TE_RECIPE_none)
-/* The smallest width of an expert_linear in FP8: that of gemm_sm90_blockwise.h. */
-#define TE__EXPERTS_MIN_WIDTH (TE_CUDA ? 512 : 16)
 #define TE_BLOCK_WEIGHTS_expert_linear(model, op) \
     (TE_CUDA ? (int)TE_BLOCK_none : (int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
@@ -64,10 +62,9 @@
                    TE__ROUTER_TEXT(model, op) ": the recipe of experts is fp8_block, in a list that names it," \
                                               " or none");                                                           \
      static_assert(!TE__EXPERTS_IN_FP8(model, op) ||                                                                 \
-                       ((TE_ARG1(op, 0)) % 16 == 0 && (TE_ARG2(op, 0)) % TE_FP8_BLOCK == 0 &&                        \
-                        (TE_ARG1(op, 0)) >= TE__EXPERTS_MIN_WIDTH && (TE_ARG2(op, 0)) >= TE__EXPERTS_MIN_WIDTH),     \
+                       ((TE_ARG1(op, 0)) % 16 == 0 && (TE_ARG2(op, 0)) % TE_FP8_BLOCK == 0),                         \
                    TE__ROUTER_TEXT(model, op) ": experts in FP8 need an input of a multiple of 16 columns and an "   \
-                   "output of a multiple of 128, on CUDA both of 512 or more; (recipe, none) opts out");             \
+                   "output of a multiple of 128; (recipe, none) opts out");                                          \
      static_assert(!TE__EXPERTS_IN_FP8(model, op) || TE_ROUTED_RANKS(TE_ROWS_IN(model, op)) == 0,                    \
                    TE__ROUTER_TEXT(model, op) ": experts of several ranks do not run in FP8: (recipe, none)");       \
      static_assert(!TE__EXPERTS_IN_FP8(model, op) || !TE_CUDA || (int)model##_dtype != (int)TE_f32,                  \

@@ -6,8 +6,8 @@
  *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
  *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
  * FP8 operands (in_fp8) have scales of 1 x 128 and of 128 x 128 elements, in forward and dgrad; wgrad is always in
- * g.dtype. `out` is then a multiple of 128, so that no block of weights belongs to two groups, and `in` one of 16; on
- * CUDA both are at least 512, and the kernel is that of gemm_sm90_blockwise.h.
+ * g.dtype. `out` is then a multiple of 128, so that no block of weights belongs to two groups, and `in` one of 16. On
+ * CUDA the kernel is that of gemm_sm90_blockwise.h.
  *
  * The offsets lie in target memory, and on CUDA the host does not read them: the grid has a block for each tile that
  * there can be, and a block finds its group by a binary search, as for sequences of different lengths (te_sequences).

@@ -108,6 +108,12 @@ TE_FN int te__sm90_blockwise_locate(te__sm90_blockwise_tile *t, const te__sm90_b
     t->b_row = is_forward ? at.e * g->out : 0, t->b_step = is_forward ? 0 : at.e * (g->out / TE_FP8_BLOCK);
     return at.first < at.end;
 }
+/* The number of steps of a tile. Grouped products have TE_SM90_BLOCKWISE_UNROLL at least; behind the end of k the
+ * operands are zeros. */
+TE_FN int te__sm90_blockwise_step_count(const te__sm90_blockwise_params *p, const int kind) {
+    const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
+    return kind == TE_BLOCKWISE_GROUPED && steps < TE_SM90_BLOCKWISE_UNROLL ? (int)TE_SM90_BLOCKWISE_UNROLL : steps;
+}
 /* Sets *t to the first tile of this cluster from t->number on that exists; returns 0 if there is none. */
 TE_FN int te__sm90_blockwise_seek(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
     while (t->number < p->gemm.tiles && !te__sm90_blockwise_locate(t, p, kind))
@@ -366,7 +372,7 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
 /* What a consumer warpgroup runs: it computes its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
                                       const int kind) {
-    const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K, wgrad = kind == TE_BLOCKWISE_WGRAD;
+    const int steps = te__sm90_blockwise_step_count(p, kind), wgrad = kind == TE_BLOCKWISE_WGRAD;
     te__sm90_blockwise_consumer g = te__sm90_blockwise_consumer_of(ring, full, wgrad);
     te__sm90_blockwise_accumulator s;
     te__sm90_blockwise_tile t;
@@ -407,9 +413,11 @@ TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, con
     /* the half of the N operand that this block loads */
     const int half = (int)blockIdx.x % TE_CLUSTER * (TE_TILE_N / TE_CLUSTER);
     const int b_row = t->x + (grouped ? t->b_row : 0), b_step = step + (grouped ? t->b_step : 0);
+    /* Behind the end of k, B's columns would be those of the next group; TMA fills places behind the tensor with 0. */
+    const int b_col = grouped && step * TE_TILE_K >= h->k ? 1 << 30 : b_step * TE_TILE_K;
     te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
     te__tma_load(stage, &h->a_map, step * TE_TILE_K, t->y, bar, 0);
-    te__tma_load(stage + TE_SM90_GEMM_A_BYTES + (uint32_t)half * 128, &h->b_map, b_step * TE_TILE_K, b_row + half, bar,
+    te__tma_load(stage + TE_SM90_GEMM_A_BYTES + (uint32_t)half * 128, &h->b_map, b_col, b_row + half, bar,
                  (1 << TE_CLUSTER) - 1);
     te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, grouped ? t->scale_row : t->y, step, bar, 0);
     if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, t->x, step, bar, 0);
@@ -422,7 +430,7 @@ TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, con
  * which the thread with `loads` fills the stages. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full, int loads,
                                       const int kind) {
-    const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
+    const int steps = te__sm90_blockwise_step_count(p, kind);
     te__sm90_pipeline_state s = {0, 0};
     te__sm90_blockwise_tile t;
     /* This empty asm statement makes the compiler hold both addresses in registers instead of recomputing them at every
