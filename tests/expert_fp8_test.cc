@@ -41,7 +41,7 @@ MODEL(weighing, BLOCKWISE(bf16), (router, r, WIDE, 4, (top_k, 2), (score, sigmoi
       (expert_linear, down, SQUARE, 512, 4), (combine, r))
 MODEL(weighing_without, bf16, (router, r, WIDE, 4, (top_k, 2), (score, sigmoid), (weigh, input)), (expert_linear, up, WIDE, SQUARE, 4), (silu, act),
       (expert_linear, down, SQUARE, 512, 4), (combine, r))
-MODEL(opting_out, BLOCKWISE(bf16), (router, r, 40, 3, (top_k, 2)), (expert_linear, up, 40, 24, 3, (recipe, none)), (combine, r), (linear, l, 24 + 8 - 8, 24 * 2 - 8 * 2, (recipe, none)))
+MODEL(opting_out, BLOCKWISE(bf16), (router, r, 40, 3, (top_k, 2)), (expert_linear, up, 40, 24, 3, (recipe, none)), (combine, r))
 
 namespace {
 
@@ -176,4 +176,57 @@ TEST_CASE("lists with experts in FP8 compute almost what they compute without a 
             CHECK(y.read(TE_bf16) == off.y);
             ctx_owner.c.workspace = nullptr, ctx_owner.c.workspace_bytes = 0;
         }
+}
+
+TEST_CASE("experts whose weights are in FP8 only compute the same bits", "[expert_fp8]") {
+    folder f;
+    under_recipe u(layer_subject, 1, 21, fresh_seed());
+    micro_batch b(u, layer_saved_bytes(21));
+    const te_named_model trained[] = {{"h0", u.m.model()}};
+    const std::string path = f / "fp8.safetensors";
+    buffer expected(u.ctx, u.y_bytes()), y(u.ctx, u.y_bytes());
+    REQUIRE(layer_subject.infer(u.y_of(expected), u.x_of(b.x), u.m.memory.data(), &u.batch, u.ctx) == TE_OK);
+    REQUIRE(te_fp8_weights_save(path.c_str(), trained, 1, u.ctx) == TE_OK);
+    layer_for_inference m;
+    te_fp8_weights weights;
+    te_safetensors file;
+    REQUIRE(layer_for_inference_bind(&m, nullptr, u.ctx) == TE_OK);
+    const te_named_model models[] = {{"h0", &m.model}};
+    buffer memory(u.ctx, te_fp8_weights_bytes(models, 1));
+    REQUIRE(te_safetensors_open(&file, path.c_str(), u.ctx) == TE_OK);
+    REQUIRE(te_fp8_weights_load(&weights, memory.data(), memory.bytes, models, 1, &file, u.ctx) == TE_OK);
+    te_safetensors_close(&file);
+    CHECK(m.up.weight.data == nullptr);
+    REQUIRE(layer_for_inference_infer(u.y_of(y), u.x_of(b.x), &m, &u.batch, u.ctx) == TE_OK);
+    CHECK(bool(y.raw() == expected.raw()));
+}
+
+TEST_CASE("the optimizer's update casts the weights of experts as te_recipes_step does", "[expert_fp8]") {
+    const unsigned seed = fresh_seed();
+    std::vector<uint8_t> y[2], params[2];
+    for (int both = 0; both < 2; both++) {
+        under_recipe u(layer_subject, 1, 9, seed);
+        micro_batch b(u, layer_saved_bytes(9));
+        te_adamw opt;
+        te_recipes_adamw update;
+        const te_adamw_config config = te_adamw_defaults(1e-2f);
+        buffer state(u.ctx, te_adamw_bytes_of(u.models, 1, &config));
+        REQUIRE(te_adamw_init(&opt, state.data(), state.bytes, u.models, 1, &config, u.ctx) == TE_OK);
+        buffer of_update(u.ctx, te_recipes_adamw_bytes(&u.state, &opt));
+        if (both) REQUIRE(te_recipes_adamw_init(&update, of_update.data(), of_update.bytes, &u.state, &opt, u.ctx) == TE_OK);
+        b.forward(u), b.backward(u);
+        if (both) REQUIRE(te_recipes_adamw_step(&update, u.ctx) == TE_OK);
+        else REQUIRE((te_adamw_step(&opt, u.ctx) == TE_OK && te_recipes_step(&u.state, u.ctx) == TE_OK));
+        b.forward(u);
+        y[both] = b.y.raw(), params[both] = u.m.params.raw();
+    }
+    CHECK((y[0] == y[1] && params[0] == params[1]));
+}
+
+TEST_CASE("an expert that opts out runs in the dtype of the list", "[expert_fp8]") {
+    under_recipe u(opting_out_subject, 1, 7, fresh_seed());
+    CHECK(u.state.count == 0);
+    micro_batch b(u, opting_out_saved_bytes(7));
+    b.forward(u), b.backward(u);
+    for (double v : b.dx.read(TE_bf16)) CHECK(std::isfinite(v));
 }

@@ -38,8 +38,8 @@ typedef struct te_routed_args {
     int width, top_k;
     int weighs;        /* te_routed_gather: 1: the rows are multiplied by their input weights (weigh, input) */
     int accumulate;    /* 1: dweight is added to; 0: it is overwritten */
-    /* te_routed_quantize: x, of `dtype`, has the rows of the tokens (gathers 1) or the routed rows; rule: how the scales
-     * are computed; inverse: their inverses */
+    /* te_routed_quantize: x, of `dtype`, has the rows of the tokens (gathers 1) or the routed rows (0); rule: how the
+     * scales are computed; inverse: 1 / scale */
     int gathers;
     te_dtype dtype;
     te_scale_rule rule;

@@ -15,8 +15,7 @@
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
  * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these fill 500 of its 1024 issue
- * slots. A step takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's
- * fastest candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
