@@ -83,7 +83,7 @@ typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
 #if TE_CUDA
 template <te_dtype T, te_grouped_kind KIND, int FP8> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
     if constexpr (FP8 && KIND != TE_GROUPED_WGRAD)
-        if (g->in_fp8) return te__grouped_fp8_run<T, KIND>(g, r->ctx);
+        if (g->in_fp8) return te__grouped_fp8_run<>(g, r->ctx);
     return te__grouped_run<T, KIND>(g, r->ctx);
 }
 #define TE__GROUPED(dtype, kind, fp8) te__grouped_step<TE_##dtype, TE_GROUPED_##kind, fp8>

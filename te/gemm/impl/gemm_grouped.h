@@ -616,15 +616,17 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
 #endif
     return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
-/* As te__grouped_run, for FP8 operands. */
-template <te_dtype T, te_grouped_kind KIND>
-TE_API te_status te__grouped_fp8_run(const te_grouped *g, te_context *ctx) {
+/* As te__grouped_run, for FP8 operands, to a D of 16 bits. */
+TE_IF_USED TE_API te_status te__grouped_fp8_run(const te_grouped *g, te_context *ctx) {
 #ifdef TE_KEEP_CALLS
-    return te__fail(ctx, TE_ERROR_STATE, "grouped products in FP8 are left out of a build with TE_KEEP_CALLS");
+    const int has_kernel = 0;
 #else
-    static_assert(T != TE_f32 && KIND != TE_GROUPED_WGRAD, "te: no grouped product in FP8 of this kind");
-    return te__sm90_blockwise_grouped_run<>(g, ctx);
+    const int has_kernel = 1;
+    if (has_kernel) return te__sm90_blockwise_grouped_run<>(g, ctx);
 #endif
+    TE_REQUIRE(has_kernel, ctx, TE_ERROR_STATE, "a build with TE_KEEP_CALLS has no grouped products in FP8 (%d groups)",
+               g->groups);
+    return TE_OK;
 }
 #else
 enum { TE_GROUPED_MAX_PARTS = 16 }; /* of the weight of a group in few bits */
