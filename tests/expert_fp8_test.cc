@@ -241,3 +241,5 @@ TEST_CASE("an expert that opts out runs in the dtype of the list", "[expert_fp8]
     b.forward(u), b.backward(u);
     for (double v : b.dx.read(TE_bf16)) CHECK(std::isfinite(v));
 }
+
+TEST_CASE("a captured graph of experts in FP8 computes the bits of eager steps", "[expert_fp8]") { check_graph(layer_subject, 17, fresh_seed()); }
