@@ -249,7 +249,6 @@ TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, 
 TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                             const te__sm90_blockwise_consumer *g, const int kind) {
     const int lane = (int)threadIdx.x % 32, odd = lane % 2, warp = (int)threadIdx.x / 32 - 4;
-    const int end = kind == TE_BLOCKWISE_GROUPED ? g->end : p->gemm.m;
     const float alpha = p->gemm.alpha;
     TE_UNROLL
     for (int i = 0; i < TE_TILE_N / 16; i++) {
@@ -262,7 +261,7 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
             const uint32_t low = te_pair_of_floats(fmaf(alpha, v[0], a.x), fmaf(alpha, v[1], a.y), p->dtype);
             const uint32_t high = te_pair_of_floats(fmaf(alpha, v[4], b.x), fmaf(alpha, v[5], b.y), p->dtype);
             const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-            if (row < end && col < p->gemm.n)
+            if (row < (kind == TE_BLOCKWISE_GROUPED ? g->end : p->gemm.m) && col < p->gemm.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
                     odd ? make_uint2(other, high) : make_uint2(low, other);
             /* without this statement the compiler delays the stores, and holds more values than there are registers */
