@@ -1,9 +1,11 @@
-// recipes.cu -- the time of a GPT block and of the LayerNorm + MLP part under FP8 recipes, compared with the same lists in bf16 and with
-// their FP8 GEMMs alone; both sides run alternately on one GPU. Casts of weights are not included: te_recipes_step casts them once a step.
+// recipes.cu -- the time of a GPT block, of the LayerNorm + MLP part, and of a layer of experts under FP8 recipes, compared with the same lists
+// in bf16 and with their FP8 GEMMs alone; both sides run alternately on one GPU. Casts of weights are not included: te_recipes_step casts
+// them once a step.
 //
 //     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -I. bench/recipes.cu -o recipes -lcublasLt && ./recipes recipes.tsv COMMIT
 #include "bench.h"
 #include "models.h" // gpt4096
+#include "te/moe.h"
 
 TE_SEQUENTIAL(gpt_current, (bf16, (recipe, fp8_current)), GPT_4096)
 TE_SEQUENTIAL(gpt_delayed, (bf16, (recipe, fp8_delayed)), GPT_4096)
@@ -14,6 +16,13 @@ TE_SEQUENTIAL(mlp_delayed, (bf16, (recipe, fp8_delayed)), MLP_PART(4096, 16384, 
 TE_SEQUENTIAL(mlp_kept, (bf16, (recipe, fp8_delayed), (inputs, saved)), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp_block, (bf16, (recipe, fp8_block)), MLP_PART(4096, 16384, 0.1f))
 TE_SEQUENTIAL(mlp_block_kept, (bf16, (recipe, fp8_block), (inputs, saved)), MLP_PART(4096, 16384, 0.1f))
+
+// The experts of Qwen3-30B-A3B.
+#define EXPERTS                                                                                                                  \
+    (fork, x), (rmsnorm, n, 2048), (router, r, 2048, 128, (top_k, 8), (renormalise, 1)), (expert_linear, up, 2048, 2 * 768, 128), \
+        (swiglu, act), (expert_linear, down, 768, 2048, 128), (combine, r), (add, x)
+TE_SEQUENTIAL(experts, bf16, EXPERTS)
+TE_SEQUENTIAL(experts_block, (bf16, (recipe, fp8_block)), EXPERTS)
 
 // Allocate an operand [rows, k] of normal numbers. Rowwise and blockwise scales are normal numbers, too.
 static const void *operand(te_gemm_fp8 *o, te_scaling scaling, te_dtype dtype, int64_t rows, int64_t k, uint32_t id) {
@@ -66,6 +75,7 @@ int main(int argc, char **argv) {
     for (const te_plan *p : {gpt_current_plan(), gpt_delayed_plan(), gpt_kept_plan(), gpt_block_plan()}) bench_against(p, {gpt4096_plan()}, 4, 2048, TE_BACKWARD, "in bf16");
     for (const te_plan *p : {gpt_row_plan(), gpt_delayed_plan()})
         for (const int seq : {1, 8, 64, 2048}) bench_against(p, {gpt4096_plan()}, seq == 2048 ? 4 : 1, seq, TE_INFER, "in bf16");
+    for (te_pass pass : {TE_INFER, TE_FORWARD, TE_BACKWARD}) bench_against(experts_block_plan(), {experts_plan()}, 16, 2048, pass, "in bf16");
     beside_products(mlp_delayed_plan(), 4, 2048);
     beside_products(mlp_kept_plan(), 4, 2048);
     beside_products(mlp_block_plan(), 4, 2048);

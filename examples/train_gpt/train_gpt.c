@@ -104,13 +104,17 @@
 #ifndef GPT_AUX_LOSS /* the weight of the loss that balances the experts (Switch Transformer) */
 #define GPT_AUX_LOSS 0.01f
 #endif
+#ifndef GPT_EXPERTS_RECIPE /* fp8_block with -DGPT_RECIPE=fp8_block: experts in FP8, too, but not with -DGPT_RANKS */
+#define GPT_EXPERTS_RECIPE none
+#endif
 /* [experts] */
 #define GPT_ROUTED_MLP(H, E)                                                                                \
     (router, route, H, E, (top_k, GPT_TOP_K), (renormalise, 1), (aux_loss, GPT_AUX_LOSS)),                  \
     GPT_EXPERT_MLP(H, E), (combine, route)
 #define GPT_EXPERT_MLP(H, E)                                                                                \
-    (expert_linear, fc1, H, 4 * (H), E), (expert_bias, fc1_b, 4 * (H), E), (gelu, act),                     \
-    (expert_linear, fc2, 4 * (H), H, E), (expert_bias, fc2_b, H, E)
+    (expert_linear, fc1, H, 4 * (H), E, (recipe, GPT_EXPERTS_RECIPE)), (expert_bias, fc1_b, 4 * (H), E),    \
+    (gelu, act), (expert_linear, fc2, 4 * (H), H, E, (recipe, GPT_EXPERTS_RECIPE)),                         \
+    (expert_bias, fc2_b, H, E)
 #define GPT_BLOCK_EXPERTS(H, HEADS)                                                                         \
     (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                     \
     (attention, attn, HEADS, HEADS, (H) / (HEADS) CONTEXT),                                                       \

@@ -174,7 +174,7 @@ TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if (TE_IS_ROWWISE(first->recipe) && pass != TE_BACKWARD) return ", e4m3 by rows";
     if (!TE_IS_BLOCKWISE(first->recipe)) return "";
     if (pass != TE_BACKWARD) return ", e4m3 by 1x128 and 128x128";
-    return first->flags & TE_IS_FROZEN ? ", e4m3 by 1x128 and 128x128"
+    return first->flags & TE_IS_FROZEN || first->experts ? ", e4m3 by 1x128 and 128x128"
                                        : ", e4m3 by 1x128 and 128x128, dweight by 1x128 and 1x128";
 }
 /* Return the text that says how a step's FP8 result is scaled. The text is empty if the step computes no scales of its
@@ -256,14 +256,15 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     te_run r = te__run_to_print(p, pass, none);
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
-    const int in_fp8 = (a->recipe != TE_RECIPE_none && !TE_IS_MICROSCALED(a->recipe) &&
-                        !(pass == TE_BACKWARD && TE_IS_ROWWISE(a->recipe))) ||
+    const te_op *gemm = b->experts && b->recipe != TE_RECIPE_none ? b : a; /* an expert_linear may end its step */
+    const int in_fp8 = (gemm->recipe != TE_RECIPE_none && !TE_IS_MICROSCALED(gemm->recipe) &&
+                        !(pass == TE_BACKWARD && TE_IS_ROWWISE(gemm->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);
     te__print_context(f, p, s, pass, 0);
     fprintf(f, "%4s  %-42s %6d -> %-6d %-5s %8ld  ", number, s->pattern, pass == TE_BACKWARD ? a->out : a->in,
             pass == TE_BACKWARD ? b->in : b->out, in_fp8 ? "fp8" : te_dtype_name(p->dtype), bytes);
     te__print_kernels(f, p, s, pass);
-    fprintf(f, "%s%s\n", te__step_operands(a, pass), te__step_result(&r, s));
+    fprintf(f, "%s%s\n", te__step_operands(gemm, pass), te__step_result(&r, s));
     te__print_context(f, p, s, pass, 1);
     return bytes;
 }

@@ -103,6 +103,52 @@ TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
     return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype;
 }
 
+/* ---- grouped products ------------------------------------------------------------------------------------------ */
+
+/* The products of several groups of rows, each with a weight of its own, as one launch: gemm_grouped.h. */
+typedef enum te_grouped_kind { TE_GROUPED_FORWARD, TE_GROUPED_DGRAD, TE_GROUPED_WGRAD } te_grouped_kind;
+
+typedef struct te_grouped {
+    const void *a;         /* forward: x; dgrad and wgrad: dy */
+    const void *b;         /* forward and dgrad: weight; wgrad: x */
+    void *d;               /* y, dx or dweight */
+    const struct te_quantized_weight *quantized; /* for forward on the host: the quantized weight, which is used instead
+                                                  * of b, or null if the weight is b */
+    const int32_t *offset; /* [groups + 1], in the memory of the target; offset[0] need not be 0 */
+    const int32_t *slot;   /* for forward on CUDA: row i of the input is row slot[i] / top_k of x or, if `slot` is null,
+                            * row i of x */
+    /* 1 if a and b are in e4m3 with blockwise scales. b is then the weight, [groups * out, in], in forward, and its
+     * transpose, [in, groups * out], in dgrad. a_inverse and b_inverse have the inverses of the scales;
+     * te__grouped_scale_at says where those of a lie, and te_blockwise_2d_scale_at, for the whole matrix b, where those
+     * of b lie */
+    int in_fp8;
+    const float *a_inverse, *b_inverse;
+    float *scratch;        /* on the host: te__grouped_scratch(g) floats */
+    int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
+    te_grouped_kind kind;
+    int out, in, groups, top_k;
+    int ranks;             /* `rows` is an upper bound for the groups of this many ranks together, each of which has
+                            * `groups` groups */
+    int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
+    int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
+    te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
+} te_grouped;
+
+/* Returns the index of the first row behind the computed rows of group e. */
+TE_BOTH int te__grouped_end(const te_grouped *g, int e) {
+    return (int)te_min(g->offset[e + 1], (int64_t)g->offset[e] + g->max_rows);
+}
+TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
+    te_grouped g;
+    memset(&g, 0, sizeof g);
+    g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
+    return g;
+}
+/* The number of floats for the scales of each 128 columns of a, and the place of row `row` of group e among them: those
+ * of a group begin at a multiple of four, because TMA loads the scales of the rows of a tile from such a place on. */
+TE_BOTH int64_t te__grouped_scale_pitch(int64_t rows, int groups) { return te_round_up(rows, 4) + 4 * groups; }
+TE_BOTH int64_t te__grouped_scale_at(const int32_t *offset, int e, int64_t row) { return row + 4 * e - offset[e] % 4; }
+
 /* ---- checks of the arguments ------------------------------------------------------------------------------------- */
 
 /* Returns whether A with scaling `a` can be multiplied by B with scaling `b`. Four combinations are supported: (tensor,

@@ -11,8 +11,9 @@
  * weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in]. Forward
  * saves x, except if x is the output of the router, which backward gathers again from the router's input. Backward
  * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
- * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype even if the list has an FP8
- * recipe. In a list for inference on the CPU its weight may be quantized to few bits like the weight of a linear, by
+ * gradients of an expert without rows are 0. Under fp8_block the GEMMs of y and dx run in FP8, and those of dweight in
+ * the list's dtype (docs/fp8.md). Under the other recipes, or with the option (recipe, none), all run in the list's
+ * dtype. In a list for inference on the CPU the weight may be quantized to few bits like the weight of a linear, by
  * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need their number of
  * rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
  */
@@ -46,12 +47,29 @@
 #define TE_EXPERTS_expert_linear(op) ((int)(TE_ARG3(op, 0)))
 #define TE_FLAGS_expert_linear(op) (TE_SAVES_INPUT)
 #define TE_LAYOUT_FITS_expert_linear(op, in) TE__EXPERTS_LAYOUT_FITS(in)
+#define TE_TAKES_expert_linear_recipe TE_TOKEN
 #define TE_TAKES_expert_linear_weights TE_TOKEN
+#define TE_RECIPE_expert_linear(model, op)                                                                           \
+    ((int)TE_RECIPE_OPTION(op, TE_IS_BLOCKWISE(model##_recipe) ? (int)TE_RECIPE_fp8_block : (int)TE_RECIPE_none))
+#define TE__EXPERTS_IN_FP8(model, op) (TE_RECIPE_expert_linear(model, op) != (int)TE_RECIPE_none)
 #define TE_BLOCK_WEIGHTS_expert_linear(model, op) \
     (TE_CUDA ? (int)TE_BLOCK_none : (int)TE_WEIGHTS_OPTION(op, (int)model##_weight_format))
 #define TE_PARAMS_expert_linear(op, in, out) ((weight, (int64_t)(TE_ARG3(op, 0)) * (out), in, normal))
 #define TE_CHECK_expert_linear(model, op)                                                                            \
     (TE__CHECK_EXPERTS(model, op, TE_ARG3(op, 0)) TE_CHECK_WEIGHTS(model, op)                                        \
+     static_assert(!TE__EXPERTS_IN_FP8(model, op) || (TE_IS_BLOCKWISE(TE_RECIPE_expert_linear(model, op)) &&         \
+                                                      TE_IS_BLOCKWISE(model##_recipe)),                              \
+                   TE__ROUTER_TEXT(model, op) ": the recipe of experts is fp8_block, in a list that names it," \
+                                              " or none");                                                           \
+     static_assert(!TE__EXPERTS_IN_FP8(model, op) ||                                                                 \
+                       ((TE_ARG1(op, 0)) % 16 == 0 && (TE_ARG2(op, 0)) % TE_FP8_BLOCK == 0),                         \
+                   TE__ROUTER_TEXT(model, op) ": experts in FP8 need an input of a multiple of 16 columns and an "   \
+                   "output of a multiple of 128; (recipe, none) opts out");                                          \
+     static_assert(!TE__EXPERTS_IN_FP8(model, op) || TE_ROUTED_RANKS(TE_ROWS_IN(model, op)) == 0,                    \
+                   TE__ROUTER_TEXT(model, op) ": experts of several ranks do not run in FP8: (recipe, none)");       \
+     static_assert(!TE__EXPERTS_IN_FP8(model, op) || !TE_CUDA || (int)model##_dtype != (int)TE_f32,                  \
+                   TE__ROUTER_TEXT(model, op) ": on CUDA, experts of a list in f32 do not run in FP8:"               \
+                                              " (recipe, none)");                                                    \
      static_assert(!TE_CUDA || !TE_HAS_OPTION(op, weights) ||                                                        \
                        (int)TE_WEIGHTS_OPTION(op, TE_BLOCK_none) == (int)TE_BLOCK_none,                              \
                    TE__ROUTER_TEXT(model, op) ": the weights of experts may be in few bits on the CPU only");        \
@@ -60,34 +78,99 @@
                    TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
 
 /* The type of a function that runs a grouped GEMM, one GEMM for each expert. On CUDA there is a separate function for
- * each dtype and kind (forward, dgrad, wgrad). */
+ * each dtype and kind (forward, dgrad, wgrad), and one for GEMMs in FP8, which is compiled only if the parameter FP8 of
+ * te__grouped_step is 1. */
 typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
 #if TE_CUDA
-template <te_dtype T, te_grouped_kind KIND> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
+template <te_dtype T, te_grouped_kind KIND, int FP8> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
+    if constexpr (FP8 && KIND != TE_GROUPED_WGRAD)
+        if (g->in_fp8) return te__grouped_fp8_run<>(g, r->ctx);
     return te__grouped_run<T, KIND>(g, r->ctx);
 }
-#define TE__GROUPED(dtype, kind) te__grouped_step<TE_##dtype, TE_GROUPED_##kind>
+#define TE__GROUPED(dtype, kind, fp8) te__grouped_step<TE_##dtype, TE_GROUPED_##kind, fp8>
 #else
 TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
-    return te__grouped_run(g, g->quantized ? r->plan->quantized->product : r->plan->product, r->ctx);
+    return te__grouped_run(g, g->quantized ? r->plan->quantized->product
+                              : g->in_fp8  ? r->plan->fp8->gemm_blockwise
+                                           : r->plan->product, r->ctx);
 }
-#define TE__GROUPED(dtype, kind) te__grouped_step
+#define TE__GROUPED(dtype, kind, fp8) te__grouped_step
 #endif
+
+/* Casts the a->rows routed rows to e4m3 (a->y), with one scale for each 1 x 128 elements. The inverses of the scales
+ * are stored in a->inverse, where te__grouped_scale_at says. If a->gathers is 1, a->x has a row for each token; the row is
+ * cast once and stored as each of the token's top_k routed rows. Otherwise a->x has the routed rows. A warp casts a row
+ * of x, and half a warp 128 columns at a time. Memory traffic: reads x, writes y. */
+TE_FN void te__routed_quantize_rows(const te_routed_args *a, te_block b, const te_dtype dtype) {
+    enum { LANES = TE_CUDA ? 16 : 1, VECTORS = TE_FP8_BLOCK / 8 / LANES };
+    int group;
+    const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
+    const int64_t from = (int64_t)b.x * TE_ROUTER_WARPS + group, pitch = te__grouped_scale_pitch(a->rows, a->at.count);
+    const int copies = a->gathers ? a->top_k : 1;
+    if (from >= (a->gathers ? a->tokens : a->rows) || (!a->gathers && !te__is_computed_row(&a->at, from))) return;
+    for (int first = 0; first < a->width; first += g.count / LANES * TE_FP8_BLOCK) {
+        const int block = first + g.id / LANES * TE_FP8_BLOCK, col = block + g.id % LANES * 8;
+        float v[VECTORS][8];
+        uint32_t amax = 0;
+        TE_UNROLL for (int k = 0; k < VECTORS; k++) {
+            TE_UNROLL for (int i = 0; i < 8; i++) v[k][i] = 0;
+            if (col + 8 * k < a->width) te_load8(v[k], a->x, from * a->width + col + 8 * k, 8, 1, dtype);
+            amax = te_amax_bits8(amax, v[k]);
+        }
+        const float scale = te_scale_of_amax_bits(te_lanes16_max(amax), TE_E4M3_MAX, &a->rule);
+        TE_UNROLL for (int k = 0; k < VECTORS; k++)
+            TE_UNROLL for (int i = 0; i < 8; i++) v[k][i] = te_fp8_scaled(v[k][i], scale);
+        for (int j = 0; j < copies; j++) {
+            const int64_t slot = a->gathers ? from * a->top_k + j : a->at.slot[from];
+            const int64_t row = a->gathers ? a->at.row[slot] : from;
+            const int expert = a->at.expert[slot] - a->at.first;
+            if (!te__is_computed(&a->at, slot)) continue;
+            TE_UNROLL for (int k = 0; k < VECTORS; k++)
+                if (col + 8 * k < a->width)
+                    te_store8_fp8(a->y, row * a->width + col + 8 * k, v[k], 8, 1, TE_e4m3);
+            if (g.id % LANES == 0 && block < a->width)
+                a->inverse[block / TE_FP8_BLOCK * pitch +
+                           te__grouped_scale_at(a->at.offset + a->at.first, expert, row)] = 1.0f / scale;
+        }
+    }
+}
+TE_FN void te_routed_quantize(const te_routed_args *a, te_block b) {
+    if (a->dtype == TE_bf16) te__routed_quantize_rows(a, b, TE_bf16);
+    else if (a->dtype == TE_f16) te__routed_quantize_rows(a, b, TE_f16);
+    else te__routed_quantize_rows(a, b, TE_f32);
+}
+TE_KERNEL_IF_USED(te__routed_quantize, TE_ROUTER_THREADS, 1, te_routed_args, te_routed_quantize(te_args, te_at))
+#if TE_CUDA
+template <int FP8> TE_API te_routed_launch_fn te__routed_quantize_if(void) {
+    if constexpr (FP8 != 0) return te__routed_quantize_launch<>;
+    return 0;
+}
+#define TE__ROUTED_QUANTIZE(fp8) te__routed_quantize_if<fp8>()
+#else
+#define TE__ROUTED_QUANTIZE(fp8) te__routed_quantize_launch
+#endif
+
+typedef struct te_expert_product { te__grouped_fn run; te_routed_launch_fn quantize; } te_expert_product;
+/* The kernels of the GEMM y = x weight^T or dx = dy weight of an op. quantize: the launch of te_routed_quantize, or
+ * null if the op has no recipe. */
+#define TE__EXPERT_PRODUCT(model, dtype, kind, op)                                                                   \
+    {TE__GROUPED(dtype, kind, TE__EXPERTS_IN_FP8(model, op)), TE__ROUTED_QUANTIZE(TE__EXPERTS_IN_FP8(model, op))}
 #define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        return te__expert_linear_forward(r, s, TE__GROUPED(dtype, FORWARD));                                         \
+        const te_expert_product kernels = TE__EXPERT_PRODUCT(model, dtype, FORWARD, op);                             \
+        return te__expert_linear_forward(r, s, &kernels);                                                            \
     }
 #define TE_CUSTOM_expert_linear_backward(name, model, dtype, op)                                                     \
     TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
-                                           name##_gather_launch};                             \
+        const te_expert_kernels kernels = {TE__EXPERT_PRODUCT(model, dtype, DGRAD, op),                              \
+                                           TE__GROUPED(dtype, WGRAD, 0), name##_gather_launch};                      \
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
 /* The fused pattern of a router followed by an expert_linear: the GEMM of the expert_linear gathers the rows of x
- * itself. On the host and with (weigh, input) this is not possible, and the router's kernel copies the rows to scratch
- * memory. */
+ * itself; in FP8 the cast gathers them. On the host and with (weigh, input) this is not possible, and the router's
+ * kernel copies the rows to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_CHOOSE(name##_choose, a, dtype, TE__EXCHANGES(a))                                                     \
@@ -95,12 +178,14 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
                       TE__TOKEN_FORMATS(model, dtype, a), !TE_CUDA || TE__WEIGHS_INPUT(a))                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_router_kernels kernels = {name##_choose_launch, name##_place_launch, 0, 0};                         \
-        return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
+        const te_expert_product product = TE__EXPERT_PRODUCT(model, dtype, FORWARD, b);                              \
+        return te__router_expert_linear(r, s, &kernels, &product);                                                   \
     }
 
 /* The kernels of an expert_linear's backward. gather: the launch of te_routed_gather. */
 typedef struct te_expert_kernels {
-    te__grouped_fn dgrad, wgrad;
+    te_expert_product dgrad;
+    te__grouped_fn wgrad;
     te_routed_launch_fn gather;
 } te_expert_kernels;
 
@@ -114,6 +199,9 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
+/* Returns 1 if expert_linear i computes y and dx in FP8 in this call, else 0. */
+TE_API int te__experts_are_in_fp8(const te_run *r, int i) { return te__recipe_is_on(r->plan, i, r->use, r->param); }
+
 /* Runs the GEMMs g, with scratch memory from the workspace. With launches 0 the function only reserves that memory. */
 TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, int launches) {
 #if !TE_CUDA
@@ -130,26 +218,57 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
 #endif
     return r->dry || !launches ? TE_OK : run(g, r);
 }
-/* Computes y = x weight^T of op i by the GEMMs g. x and y may have other formats than the list's dtype. */
-TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y, te__grouped_fn run) {
+/* Sets the operands of g, the GEMMs y = x weight^T or dx = dy weight of op i. x: the value x or dy, in the list's
+ * dtype. In FP8 x is cast to scratch memory. gathers: 1 if x has a row for each token, 0 if x has the routed rows. launches: 0
+ * only reserves the memory. */
+TE_API te_status te__expert_operands(te_grouped *g, te_run *r, int i, te_value x, int gathers, int launches,
+                                     te_routed_launch_fn quantize) {
+    const te_op *op = &r->plan->op[i];
+    const te_param *p = r->param[i];
+    const int is_forward = g->kind == TE_GROUPED_FORWARD;
+    g->a = x.data, g->b = p->data, g->in_fp8 = te__experts_are_in_fp8(r, i);
+    if (is_forward) g->quantized = p->quantized;
+    if (!g->in_fp8) return TE_OK;
+    te_routed_args a;
+    te_value y;
+    void *inverse = 0;
+    const int64_t pitch = te__grouped_scale_pitch(te__capacity_of(r, op->in_rows), g->groups);
+    TE_TRY(te__check_local_scales(r, i));
+    TE_TRY(te__acquire(r, &y, op->in_rows, x.cols, TE_e4m3));
+    TE_TRY(te__scratch(r, &inverse, (size_t)(te_fp8_blocks(x.cols) * pitch) * sizeof(float)));
+    memset(&a, 0, sizeof a);
+    a.at = te__routing_of(r, te__router_of(r->plan, i)), a.x = x.data, a.y = y.data, a.inverse = (float *)inverse;
+    a.tokens = r->tokens, a.rows = g->rows, a.width = x.cols, a.top_k = te__rows_per_token(op->in_rows);
+    a.gathers = gathers, a.dtype = x.dtype, a.rule = p->fp8.own;
+    g->a = a.y, g->a_inverse = a.inverse, g->slot = 0, g->quantized = 0;
+    g->b = is_forward ? p->fp8.data : p->fp8.transposed;
+    g->b_inverse = is_forward ? p->fp8.inverse : p->fp8.transposed_inverse;
+    const te_grid grid = te__grid_of(te_ceil_div(gathers ? a.tokens : a.rows, TE_ROUTER_WARPS), 1);
+    return r->dry || !launches ? TE_OK : quantize(r->ctx, grid, &a);
+}
+/* Computes y = x weight^T of op i by the GEMMs g. x and y may have other formats than the list's dtype. If g->slot is
+ * not null, x has a row for each token; else it has the routed rows. */
+TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y,
+                                    const te_expert_product *kernels) {
     te_value made;
     TE_TRY(te__convert_value(&x, r, g->dtype));
     TE_TRY(te__begin_converted(&made, &y, r, g->dtype));
-    g->a = x.data, g->b = r->param[i]->data, g->quantized = r->param[i]->quantized, g->d = made.data;
-    TE_TRY(te__expert_run(r, g, run, 1));
+    g->d = made.data;
+    TE_TRY(te__expert_operands(g, r, i, x, g->slot != 0, 1, kernels->quantize));
+    TE_TRY(te__expert_run(r, g, kernels->run, 1));
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
 }
-TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, te__grouped_fn run) {
+TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, const te_expert_product *kernels) {
     const int i = s->op[0];
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, te__router_of(r->plan, i));
     te_value y;
     TE_TRY(te__output(&y, r, s, i));
-    return te__expert_forward(r, &g, i, r->current, y, run);
+    return te__expert_forward(r, &g, i, r->current, y, kernels);
 }
 
 TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s, const te_router_kernels *kernels,
-                                                     te__grouped_fn run) {
+                                                     const te_expert_product *product) {
     const int router = s->op[0], i = s->op[1];
     te_value x, rows = te__no_value(), y;
     TE_TRY(te__output(&y, r, s, i));
@@ -159,7 +278,7 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, router);
     if (!copies) g.slot = te__routing_of(r, router).slot, g.top_k = te__rows_per_token(r->plan->op[i].in_rows);
     else x = rows;
-    return te__expert_forward(r, &g, i, x, y, run);
+    return te__expert_forward(r, &g, i, x, y, product);
 }
 
 /* Copies each token's row of x to the token's routed rows of y, multiplied by their router weights if a->weighs. Memory
@@ -213,8 +332,9 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
     TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
     if (needs_dx) {
-        g.a = dy.data, g.b = r->param[i]->data, g.d = made.data;
-        TE_TRY(te__expert_run(r, &g, kernels->dgrad, dx.data != 0));
+        g.d = made.data;
+        TE_TRY(te__expert_operands(&g, r, i, dy, 0, dx.data != 0, kernels->dgrad.quantize));
+        TE_TRY(te__expert_run(r, &g, kernels->dgrad.run, dx.data != 0));
         if (dx.data) TE_TRY(te__end_converted(&dx, &made, r));
     }
     return te__set_current(r, dx), TE_OK;
@@ -231,7 +351,7 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
     TE_KERNEL(name##_weigh, TE_ROUTER_THREADS, te_routed_args, te_routed_weigh(te_args, te_at, TE_##dtype))          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_expert_kernels kernels = {TE__GROUPED(dtype, DGRAD), TE__GROUPED(dtype, WGRAD),                     \
+        const te_expert_kernels kernels = {TE__EXPERT_PRODUCT(model, dtype, DGRAD, b), TE__GROUPED(dtype, WGRAD, 0), \
                                            name##_gather_launch};                                                    \
         return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
     }
@@ -289,8 +409,10 @@ TE_IF_USED TE_API te_status te__combine_expert_linear(te_run *r, const te_step *
     if (needs_dx) {
         TE_TRY(te__gradient(&dx, r, s, i));
         TE_TRY(te__begin_converted(&made, &dx, r, dtype));
-        g.a = rows.data, g.b = r->param[i]->data, g.d = made.data;
-        TE_TRY(te__expert_run(r, &g, kernels->dgrad, 1));
+        g.d = made.data;
+        const int in_fp8 = te__experts_are_in_fp8(r, i);
+        TE_TRY(te__expert_operands(&g, r, i, in_fp8 ? dy : rows, in_fp8, 1, kernels->dgrad.quantize));
+        TE_TRY(te__expert_run(r, &g, kernels->dgrad.run, 1));
         dweight = te__value_of(0, TE_f32, r->tokens, a.top_k);
         TE_TRY(te__acquire_bytes(r, &dweight, (size_t)(te__capacity_rows(r) * a.top_k) * sizeof(float)));
         te__set_edge(r, router, dweight);

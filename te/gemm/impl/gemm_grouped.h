@@ -5,6 +5,11 @@
  *     TE_GROUPED_FORWARD    y[rows, out] = x[rows, in] weight[e]^T, weight [groups, out, in]
  *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
  *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
+ * If in_fp8 is 1, the operands of forward and dgrad are in FP8, with one scale for each 1 x 128 elements of x or dy and
+ * one for each 128 x 128 elements of the weight; wgrad always reads operands in g.dtype. `out` is then a multiple of
+ * 128, so that each block of 128 x 128 weights belongs to one group, and `in` is a multiple of 16. On CUDA the kernel
+ * in gemm_sm90_blockwise.h computes these GEMMs.
+ *
  * The offsets lie in the memory of the target (the GPU or the host). On CUDA the host does not read them: it launches a
  * block for each tile that can exist, and each block finds its group from the offsets (te__grouped_find).
  *
@@ -20,40 +25,11 @@
 #if TE_CUDA
 #include "../../core/impl/ptx_cuda.h" /* te__mma_sync, te__ldmatrix_x4 */
 #include "gemm_sm90_mainloop.h"       /* te__sm90_gemm_store_subtile */
+#ifndef TE_KEEP_CALLS
+#include "gemm_sm90_blockwise.h" /* te__sm90_blockwise_grouped_run */
+#endif
 #endif
 
-typedef enum te_grouped_kind { TE_GROUPED_FORWARD, TE_GROUPED_DGRAD, TE_GROUPED_WGRAD } te_grouped_kind;
-
-typedef struct te_grouped {
-    const void *a;         /* forward: x; dgrad and wgrad: dy */
-    const void *b;         /* forward and dgrad: weight; wgrad: x */
-    void *d;               /* y, dx or dweight */
-    const te_quantized_weight *quantized; /* for forward on the host: the quantized weight, which is used instead of b,
-                                           * or null if the weight is b */
-    const int32_t *offset; /* [groups + 1], in the memory of the target; offset[0] need not be 0 */
-    const int32_t *slot;   /* for forward on CUDA: row i of the input is row slot[i] / top_k of x or, if `slot` is null,
-                            * row i of x */
-    float *scratch;        /* on the host: te__grouped_scratch(g) floats */
-    int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
-    te_grouped_kind kind;
-    int out, in, groups, top_k;
-    int ranks;             /* `rows` is an upper bound for the groups of this many ranks together, each of which has
-                            * `groups` groups */
-    int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
-    int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
-    te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
-} te_grouped;
-
-/* Returns the index of the first row behind the computed rows of group e. */
-TE_BOTH int te__grouped_end(const te_grouped *g, int e) {
-    return (int)te_min(g->offset[e + 1], (int64_t)g->offset[e] + g->max_rows);
-}
-TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int groups, int64_t rows) {
-    te_grouped g;
-    memset(&g, 0, sizeof g);
-    g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
-    return g;
-}
 /* Returns the GEMM of group e, which has the `rows` rows from row `first` on. */
 TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64_t rows) {
     const int64_t weight = (int64_t)e * g->out * g->in, size = (int64_t)te_dtype_bytes(g->dtype);
@@ -83,31 +59,6 @@ enum {
     TE_GROUPED_F32_TILE = 64,
     TE_GROUPED_F32_DEPTH = 16
 };
-/* A tile of D: rows `first` to end - 1, which belong to group e, and the columns from `col` on. If first >= end, the
- * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x over which the products are summed. */
-typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
-
-/* All rows of group e. */
-TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
-    te_grouped_tile t;
-    t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
-    return t;
-}
-/* Returns the tile of rows number `tile`; a tile has `size` rows. The tiles of group e have the numbers from (offset[e]
- * - offset[0]) / size + e on. At most one number of each group belongs to no tile; the returned tile then has no rows.
- * The group is the last one whose first number is not above `tile`. To find the group, the lanes of a warp count the
- * groups whose first number is not above `tile`: each lane tests groups lane, lane + 32, .. */
-TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
-    te_grouped_tile t;
-    const int base = g->offset[0];
-    int before = 0;
-    for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += (g->offset[e] - base) / size + e <= tile;
-    t.e = (int)__reduce_add_sync(~0u, (unsigned)before) - 1, t.col = 0;
-    t.first = g->offset[t.e], t.end = te__grouped_end(g, t.e);
-    t.first += (tile - ((t.first - base) / size + t.e)) * size;
-    t.end = (int)te_min(t.end, t.first + size);
-    return t;
-}
 /* Returns the row of x that is row `row` of the groups' input. */
 TE_FN int64_t te__grouped_row(const te_grouped *g, int row) { return g->slot ? g->slot[row] / g->top_k : row; }
 
@@ -682,12 +633,60 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
 #endif
     return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
+/* As te__grouped_run, for FP8 operands, to a D of 16 bits. */
+TE_IF_USED TE_API te_status te__grouped_fp8_run(const te_grouped *g, te_context *ctx) {
+#ifdef TE_KEEP_CALLS
+    const int has_kernel = 0;
+#else
+    const int has_kernel = 1;
+    if (has_kernel) return te__sm90_blockwise_grouped_run<>(g, ctx);
+#endif
+    TE_REQUIRE(has_kernel, ctx, TE_ERROR_STATE, "a build with TE_KEEP_CALLS has no grouped products in FP8 (%d groups)",
+               g->groups);
+    return TE_OK;
+}
 #else
 enum { TE_GROUPED_MAX_PARTS = 16 }; /* the largest number of parts of one group's quantized weight */
+/* Returns the number of floats that g->scratch needs for operands in FP8 (te__grouped_fp8_operands). */
+TE_API size_t te__grouped_fp8_scratch(const te_grouped *g) {
+    const int64_t depth = g->kind == TE_GROUPED_FORWARD ? g->in : g->out;
+    const int64_t of_a = te_round_up(te_scaling_count(TE_SCALING_BLOCKWISE_1D, g->max_rows, depth), 4);
+    const int64_t of_b = te_scaling_count(TE_SCALING_BLOCKWISE_2D, g->in, g->out) + (int64_t)g->in * g->out / 4;
+    return (size_t)(of_a + (g->kind == TE_GROUPED_DGRAD ? of_b : 0));
+}
 /* Returns the number of floats that g->scratch needs, unless the weight is quantized. */
 TE_API size_t te__grouped_scratch(const te_grouped *g) {
+    if (g->in_fp8) return te__grouped_fp8_scratch(g);
     const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
     return te__gemm_scratch(&p);
+}
+/* Sets the operands of *p, the GEMM of group e in FP8, which has the `rows` rows from row `first` on. The GEMM expects
+ * the scales of these rows, and in dgrad the transposed weight of the group, as separate matrices; they are copied to
+ * g->scratch. */
+TE_API void te__grouped_fp8_operands(te_gemm *p, const te_grouped *g, int e, int64_t first, int64_t rows) {
+    const int64_t pitch = te__grouped_scale_pitch(g->rows, g->groups), weights = (int64_t)g->groups * g->out;
+    const int64_t block = (int64_t)e * g->out / TE_FP8_BLOCK;
+    const float *from = g->a_inverse + te__grouped_scale_at(g->offset, e, first);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t k = 0; k < te_fp8_blocks(p->k); k++)
+            g->scratch[te_blockwise_1d_scale_at(rows, p->k, i, k)] = from[k * pitch + i];
+    p->a = (const char *)g->a + first * p->k, p->trans_b = 1, p->scratch = 0;
+    p->a_fp8.scaling = TE_SCALING_BLOCKWISE_1D, p->a_fp8.dtype = TE_e4m3, p->a_fp8.inverse = g->scratch;
+    p->b_fp8.scaling = TE_SCALING_BLOCKWISE_2D, p->b_fp8.dtype = TE_e4m3;
+    if (g->kind == TE_GROUPED_FORWARD) {
+        p->b = (const char *)g->b + (int64_t)e * g->out * g->in;
+        p->b_fp8.inverse = g->b_inverse + te_blockwise_2d_scale_at(g->in, block, 0);
+        return;
+    }
+    float *scales = g->scratch + te_round_up(te_scaling_count(TE_SCALING_BLOCKWISE_1D, g->max_rows, g->out), 4);
+    const size_t scale_bytes = (size_t)te_fp8_blocks(g->out) * sizeof(float);
+    char *b = (char *)(scales + te_scaling_count(TE_SCALING_BLOCKWISE_2D, g->in, g->out));
+    for (int64_t i = 0; i < te_fp8_blocks(g->in); i++)
+        memcpy(scales + te_blockwise_2d_scale_at(g->out, i, 0),
+               g->b_inverse + te_blockwise_2d_scale_at(weights, i, block), scale_bytes);
+    for (int64_t i = 0; i < g->in; i++)
+        memcpy(b + i * g->out, (const char *)g->b + i * weights + (int64_t)e * g->out, (size_t)g->out);
+    p->b = b, p->b_fp8.inverse = scales;
 }
 /* Sets *of_group to the weight of group e, which consists of some rows of g->quantized. part: memory for the parts of
  * *of_group. */
@@ -708,8 +707,8 @@ TE_API te_status te__grouped_weight(te_quantized_weight *of_group, te_weight_par
     }
     return TE_OK;
 }
-/* Runs the GEMMs of all groups, one after the other. product: the function that runs one GEMM. If the weight is
- * quantized, this function must support a quantized weight. */
+/* Runs the GEMMs of all groups, one after the other. product: the function that runs one GEMM: in the list's dtype, in
+ * FP8 with blockwise scales, or, if the weight is quantized, with a quantized weight. */
 TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
                                  te_context *ctx) {
     for (int e = 0; e < g->groups; e++) {
@@ -719,6 +718,7 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const
         te_quantized_weight weight;
         if (g->quantized) TE_TRY(te__grouped_weight(&weight, part, g, e, ctx));
         if (g->quantized) p.b_quantized = &weight;
+        if (g->in_fp8 && rows) te__grouped_fp8_operands(&p, g, e, first, rows);
         if (rows || (g->kind == TE_GROUPED_WGRAD && !g->accumulate)) TE_TRY(product(&p, ctx));
     }
     return TE_OK;

@@ -1,6 +1,7 @@
 /* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
- * 128 x 128, as in the recipe fp8_block. The tensor cores add in less than f32's precision. So after every step, which
- * is 128 elements of k, their sums are scaled and added to sums in f32, as DeepGEMM's kernels do.
+ * 128 x 128, as in the recipe fp8_block; one GEMM, or the grouped products of experts (gemm_grouped.h). The tensor
+ * cores add in less than f32's precision. So after every step, which is 128 elements of k, their sums are scaled and
+ * added to sums in f32, as DeepGEMM's kernels do.
  *
  *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128.
  *   weight gradient (wgrad)  B (each row of which is a column of D) has scales like those of A. D is f32.
@@ -14,8 +15,7 @@
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
  * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these fill 500 of its 1024 issue
- * slots. A step takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's
- * fastest candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
@@ -67,13 +67,58 @@ typedef struct te__sm90_blockwise_params {
     void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
     const void *bias; /* [n], the bias; null if there is none, and always null for a wgrad (weight gradient) */
+    te_grouped groups; /* grouped products only: their groups; gemm.n and gemm.k are then those of one product */
 } te__sm90_blockwise_params;
+
+/* What the kernel computes; the kinds differ in the scales of B, in the output, or in how the tiles are found. */
+typedef enum te__sm90_blockwise_kind {
+    TE_BLOCKWISE_ONE,    /* one product that is not a wgrad */
+    TE_BLOCKWISE_WGRAD,  /* one product that is a wgrad */
+    TE_BLOCKWISE_GROUPED /* grouped products, forward or dgrad */
+} te__sm90_blockwise_kind;
 
 typedef struct te__sm90_blockwise_barriers {
     uint64_t full[TE_STAGES], empty[TE_STAGES];
 } te__sm90_blockwise_barriers;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
+
+/* ---- the tiles --------------------------------------------------------------------------------------------------- */
+
+/* A tile of D. number: which one of the cluster tiles; x, y: its first element. The other members are those of grouped
+ * products. end: one past the last row of the tile's group, or of the cluster tile if that is less. scale_row: where
+ * the scale of row y lies. b_row, b_step: the first row and the first step of the weight of the group, among those of
+ * all groups: in forward the groups' weights lie one below the other, in dgrad (b is transposed) side by side. */
+typedef struct te__sm90_blockwise_tile { int number, x, y, end, scale_row, b_row, b_step; } te__sm90_blockwise_tile;
+
+/* Sets the members of *t, for t->number; returns 0 if there is no tile of this number (te__grouped_find). */
+TE_FN int te__sm90_blockwise_locate(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
+    if (kind != TE_BLOCKWISE_GROUPED) {
+        te__sm90_gemm_work w;
+        te__sm90_gemm_locate_tile(&w, &p->gemm, t->number);
+        t->x = w.x, t->y = w.y, t->end = t->scale_row = t->b_row = t->b_step = 0;
+        return 1;
+    }
+    const te_grouped *g = &p->groups;
+    const int columns = (p->gemm.n + TE_TILE_N - 1) / TE_TILE_N, is_forward = g->kind == TE_GROUPED_FORWARD;
+    const te_grouped_tile at = te__grouped_find(g, t->number / columns, TE_CLUSTER * TE_TILE_M);
+    t->x = t->number % columns * TE_TILE_N, t->y = at.first + (int)blockIdx.x % TE_CLUSTER * TE_TILE_M;
+    t->end = at.end, t->scale_row = (int)te__grouped_scale_at(g->offset, at.e, t->y);
+    t->b_row = is_forward ? at.e * g->out : 0, t->b_step = is_forward ? 0 : at.e * (g->out / TE_FP8_BLOCK);
+    return at.first < at.end;
+}
+/* The number of steps of a tile. Grouped products have TE_SM90_BLOCKWISE_UNROLL at least; behind the end of k the
+ * operands are zeros. */
+TE_FN int te__sm90_blockwise_step_count(const te__sm90_blockwise_params *p, const int kind) {
+    const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
+    return kind == TE_BLOCKWISE_GROUPED && steps < TE_SM90_BLOCKWISE_UNROLL ? (int)TE_SM90_BLOCKWISE_UNROLL : steps;
+}
+/* Sets *t to the first tile of this cluster from t->number on that exists; returns 0 if there is none. */
+TE_FN int te__sm90_blockwise_seek(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
+    while (t->number < p->gemm.tiles && !te__sm90_blockwise_locate(t, p, kind))
+        t->number += (int)gridDim.x / TE_CLUSTER;
+    return t->number < p->gemm.tiles;
+}
 
 /* ---- a subtile: wgmma, scales, promotion ------------------------------------------------------------------------- */
 
@@ -90,8 +135,8 @@ typedef struct te__sm90_blockwise_consumer {
                                     * this lane's first row of D */
     te__sm90_pipeline_state at;
     /* has_tile: 1 if the lane's sums belong to the tile of D whose first element is at (x, y), 0 if no tile was begun
-     * yet */
-    int x, y, has_tile;
+     * yet. end: the index of the first row of D behind the rows that are stored; used only for grouped GEMMs */
+    int x, y, end, has_tile;
     /* the bias of the tile's 256 columns, spread over the warp's lanes: each lane holds four words of two columns, and
      * bias[j] has column 2 (32 j + lane) and the next column */
     uint32_t bias[4];
@@ -193,20 +238,22 @@ TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te
     }
 }
 /* Returns the bias of this lane's two columns among the eight columns 8 t to 8 t + 7 of the tile. */
-TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype) {
+TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype,
+                                          const int kind) {
+    if (kind == TE_BLOCKWISE_GROUPED) return make_float2(0, 0);
     const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
     return te_floats_of_pair(w, dtype);
 }
 /* Store a tile with 16-bit elements. Two neighbouring lanes first exchange pairs of columns, so that each has four
  * adjacent columns; then four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
-                                            const te__sm90_blockwise_consumer *g) {
+                                            const te__sm90_blockwise_consumer *g, const int kind) {
     const int lane = (int)threadIdx.x % 32, odd = lane % 2, warp = (int)threadIdx.x / 32 - 4;
     const float alpha = p->gemm.alpha;
     TE_UNROLL
     for (int i = 0; i < TE_TILE_N / 16; i++) {
-        const float2 a = te__sm90_blockwise_bias_pair(g, 2 * i, p->dtype),
-                     b = te__sm90_blockwise_bias_pair(g, 2 * i + 1, p->dtype);
+        const float2 a = te__sm90_blockwise_bias_pair(g, 2 * i, p->dtype, kind),
+                     b = te__sm90_blockwise_bias_pair(g, 2 * i + 1, p->dtype, kind);
         TE_UNROLL
         for (int h = 0; h < 2; h++) {
             const int row = g->y + warp * 16 + lane / 4 + 8 * h, col = g->x + 16 * i + 8 * odd + lane % 4 / 2 * 4;
@@ -214,7 +261,7 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
             const uint32_t low = te_pair_of_floats(fmaf(alpha, v[0], a.x), fmaf(alpha, v[1], a.y), p->dtype);
             const uint32_t high = te_pair_of_floats(fmaf(alpha, v[4], b.x), fmaf(alpha, v[5], b.y), p->dtype);
             const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
-            if (row < p->gemm.m && col < p->gemm.n)
+            if (row < (kind == TE_BLOCKWISE_GROUPED ? g->end : p->gemm.m) && col < p->gemm.n)
                 *(uint2 *)((uint16_t *)p->d + (int64_t)row * p->gemm.n + col) =
                     odd ? make_uint2(other, high) : make_uint2(low, other);
             /* without this statement the compiler delays the stores, and holds more values than there are registers */
@@ -240,19 +287,19 @@ TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, co
     }
 }
 TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
-                                         const te__sm90_blockwise_consumer *g, const int wgrad) {
-    if (wgrad) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
-    else te__sm90_blockwise_store_sixteen(p, s, g);
+                                         const te__sm90_blockwise_consumer *g, const int kind) {
+    if (kind == TE_BLOCKWISE_WGRAD) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
+    else te__sm90_blockwise_store_sixteen(p, s, g, kind);
 }
-/* Store the sums of the previous tile, if there is one, to D; then begin tile number `tile`: load its bias and set the
- * sums to 0. */
+/* Store the sums of the previous tile, if there is one, to D; then begin the tile t: load its bias and set the sums to
+ * 0. Only the tile of grouped products is located yet. That of one product is located here, while the tensor cores are
+ * busy. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
-                                        te__sm90_blockwise_consumer *g, int tile, const int wgrad) {
-    te__sm90_gemm_work w;
-    te__sm90_gemm_locate_tile(&w, &p->gemm, tile);
-    if (g->has_tile) te__sm90_blockwise_store_tile(p, s, g, wgrad);
-    g->x = w.x, g->y = w.y, g->has_tile = 1;
-    if (!wgrad) te__sm90_blockwise_load_bias(g, p);
+                                        te__sm90_blockwise_consumer *g, te__sm90_blockwise_tile t, const int kind) {
+    if (kind != TE_BLOCKWISE_GROUPED) (void)te__sm90_blockwise_locate(&t, p, kind);
+    if (g->has_tile) te__sm90_blockwise_store_tile(p, s, g, kind);
+    g->x = t.x, g->y = t.y, g->end = t.end, g->has_tile = 1;
+    if (kind == TE_BLOCKWISE_ONE) te__sm90_blockwise_load_bias(g, p);
     TE_UNROLL
     for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILES; i++)
         TE_UNROLL for (int e = 0; e < TE_SM90_BLOCKWISE_SUBTILE / 2; e++) s->sum[i][e] = 0;
@@ -267,13 +314,14 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute
- * for the other warpgroup only. first: 1 for the first steps of a tile: in these the previous tile is stored from its
- * registers while the tensor cores compute the first two subtiles. (A wgrad has too few registers for this; there the
- * previous tile is stored before the first step of the next one.) */
+ * for the other warpgroup only. next: not null for the first steps of this tile: in these the previous tile is stored
+ * from its registers while the tensor cores compute the first two subtiles. (A wgrad has too few registers for this;
+ * there the previous tile is stored before the first step of the next one.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
-                                    te__sm90_blockwise_consumer *g, int tile, int step, const int count,
-                                    const int first, const int wgrad) {
+                                    te__sm90_blockwise_consumer *g, const te__sm90_blockwise_tile *next, int step,
+                                    const int count, const int kind) {
     const int subtiles = count * TE_SM90_BLOCKWISE_SUBTILES, last = TE_SM90_BLOCKWISE_SUBTILES - 1;
+    const int wgrad = kind == TE_BLOCKWISE_WGRAD;
     te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
     te__sm90_blockwise_start_wgmma(s->partial[0], g, 0, wgrad);
     TE_UNROLL
@@ -286,7 +334,7 @@ TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90
             te__barrier_wait(g->full + 8 * g->at.stage, g->at.phase);
         }
         te__sm90_blockwise_start_wgmma(s->partial[i % 2], g, subtile, wgrad);
-        if (i == 1 && first) te__sm90_blockwise_next_tile(p, s, g, tile, wgrad);
+        if (i == 1 && next) te__sm90_blockwise_next_tile(p, s, g, *next, kind);
         if (i == 1) te__sm90_blockwise_load_scales(s, g, step, wgrad);
         if (wgrad) te__sm90_blockwise_load_row_scales(s, g, stage, before);
         te__wgmma_wait_1();
@@ -316,27 +364,34 @@ TE_FN te__sm90_blockwise_consumer te__sm90_blockwise_consumer_of(uint32_t ring, 
                  : "=r"(g.empty) : "r"(full + 8 * TE_STAGES), "r"(lane % TE_CLUSTER));
     /* This empty asm statement makes the compiler hold these values in registers instead of recomputing them. */
     asm volatile("" : "+r"(g.empty), "+r"(g.m_scale), "+r"(g.n_scale));
-    g.at.stage = g.at.phase = g.has_tile = g.x = g.y = 0;
+    g.at.stage = g.at.phase = g.has_tile = g.x = g.y = g.end = 0;
     return g;
 }
 /* What a consumer warpgroup runs: it computes its half of every tile of the block. */
 TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
-                                      const int wgrad) {
-    const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
+                                      const int kind) {
+    const int steps = te__sm90_blockwise_step_count(p, kind), wgrad = kind == TE_BLOCKWISE_WGRAD;
     te__sm90_blockwise_consumer g = te__sm90_blockwise_consumer_of(ring, full, wgrad);
     te__sm90_blockwise_accumulator s;
+    te__sm90_blockwise_tile t;
+    t.number = (int)blockIdx.x / TE_CLUSTER;
 #pragma unroll 1
-    for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < p->gemm.tiles; tile += (int)gridDim.x / TE_CLUSTER) {
+    for (; t.number < p->gemm.tiles; t.number += (int)gridDim.x / TE_CLUSTER) {
+        if (kind == TE_BLOCKWISE_GROUPED && !te__sm90_blockwise_seek(&t, p, kind)) break;
+        const int b_step = kind == TE_BLOCKWISE_GROUPED ? t.b_step : 0;
+        /* Without this the compiler moves the accumulators from tile to tile, between wgmma. */
+        TE_UNROLL for (int i = 0; kind == TE_BLOCKWISE_GROUPED && i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++)
+            s.partial[0][i] = s.partial[1][i] = 0;
         int step = wgrad ? 0 : TE_SM90_BLOCKWISE_UNROLL;
-        if (wgrad) te__sm90_blockwise_next_tile(p, &s, &g, tile, wgrad);
-        else te__sm90_blockwise_steps(p, &s, &g, tile, 0, TE_SM90_BLOCKWISE_UNROLL, 1, wgrad);
+        if (wgrad) te__sm90_blockwise_next_tile(p, &s, &g, t, kind);
+        else te__sm90_blockwise_steps(p, &s, &g, &t, b_step, TE_SM90_BLOCKWISE_UNROLL, kind);
 #pragma unroll 1
         for (; step + TE_SM90_BLOCKWISE_UNROLL <= steps; step += TE_SM90_BLOCKWISE_UNROLL)
-            te__sm90_blockwise_steps(p, &s, &g, tile, step, TE_SM90_BLOCKWISE_UNROLL, 0, wgrad);
+            te__sm90_blockwise_steps(p, &s, &g, 0, b_step + step, TE_SM90_BLOCKWISE_UNROLL, kind);
 #pragma unroll 1
-        for (; step < steps; step++) te__sm90_blockwise_steps(p, &s, &g, tile, step, 1, 0, wgrad);
+        for (; step < steps; step++) te__sm90_blockwise_steps(p, &s, &g, 0, b_step + step, 1, kind);
     }
-    if (g.has_tile) te__sm90_blockwise_store_tile(p, &s, &g, wgrad);
+    if (g.has_tile) te__sm90_blockwise_store_tile(p, &s, &g, kind);
 }
 
 /* ---- the producer ------------------------------------------------------------------------------------------------ */
@@ -348,35 +403,46 @@ TE_FN int te__sm90_elect_one(void) {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(is));
     return is;
 }
-/* What the producer thread runs: it fills the stages with both operands and their scales by TMA, for all tiles of the
- * block. */
-TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full,
-                                      const int wgrad) {
+/* Fills a stage with step `step` of a tile: this block's part of both operands and their scales. */
+TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, const te__sm90_blockwise_tile *t, int step,
+                                         uint32_t stage, uint32_t bar, const int kind) {
     const te__sm90_gemm_params *h = &p->gemm;
-    const int rank = (int)blockIdx.x % TE_CLUSTER, steps = (h->k + TE_TILE_K - 1) / TE_TILE_K;
+    const int wgrad = kind == TE_BLOCKWISE_WGRAD, grouped = kind == TE_BLOCKWISE_GROUPED;
+    /* the half of the N operand that this block loads */
+    const int half = (int)blockIdx.x % TE_CLUSTER * (TE_TILE_N / TE_CLUSTER);
+    const int b_row = t->x + (grouped ? t->b_row : 0), b_step = step + (grouped ? t->b_step : 0);
+    /* Behind the end of k, B's columns would be those of the next group; TMA fills places behind the tensor with 0. */
+    const int b_col = grouped && step * TE_TILE_K >= h->k ? 1 << 30 : b_step * TE_TILE_K;
+    te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
+    te__tma_load(stage, &h->a_map, step * TE_TILE_K, t->y, bar, 0);
+    te__tma_load(stage + TE_SM90_GEMM_A_BYTES + (uint32_t)half * 128, &h->b_map, b_col, b_row + half, bar,
+                 (1 << TE_CLUSTER) - 1);
+    te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, grouped ? t->scale_row : t->y, step, bar, 0);
+    if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, t->x, step, bar, 0);
+    /* A TMA box must begin at a multiple of 16 bytes, so every step loads the scales of four steps, from b_step & ~3
+     * on, and uses one of them. */
+    else te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, b_step & ~3, b_row / 128, bar, 0);
+}
+/* What the producer runs: it fills the stages with both operands and their scales by TMA, for all tiles of the block.
+ * One thread runs it or, for grouped products, a warp, which searches the tiles together (te__grouped_find), and of
+ * which the thread with `loads` fills the stages. */
+TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full, int loads,
+                                      const int kind) {
+    const int steps = te__sm90_blockwise_step_count(p, kind);
     te__sm90_pipeline_state s = {0, 0};
-    te__sm90_gemm_work w;
+    te__sm90_blockwise_tile t;
     /* This empty asm statement makes the compiler hold both addresses in registers instead of recomputing them at every
      * step; the thread has only 24 registers. */
     asm volatile("" : "+r"(ring), "+r"(full));
+    t.number = (int)blockIdx.x / TE_CLUSTER;
 #pragma unroll 1
-    for (int tile = (int)blockIdx.x / TE_CLUSTER; tile < h->tiles; tile += (int)gridDim.x / TE_CLUSTER) {
-        te__sm90_gemm_locate_tile(&w, h, tile);
+    for (; te__sm90_blockwise_seek(&t, p, kind); t.number += (int)gridDim.x / TE_CLUSTER) {
+        if (kind == TE_BLOCKWISE_GROUPED && !loads) continue;
 #pragma unroll 1
         for (int step = 0; step < steps; step++, te__sm90_pipeline_advance(&s)) {
-            const uint32_t bar = full + 8 * s.stage, stage = ring + s.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
-            const uint32_t half = rank * (TE_TILE_N / TE_CLUSTER); /* the half of the N operand that this block loads */
+            const uint32_t bar = full + 8 * s.stage;
             te__barrier_wait(bar + 8 * TE_STAGES, s.phase ^ 1);
-            te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
-            te__tma_load(stage, &h->a_map, step * TE_TILE_K, w.y, bar, 0);
-            te__tma_load(stage + TE_SM90_GEMM_A_BYTES + half * 128, &h->b_map, step * TE_TILE_K, w.x + (int)half, bar,
-                         (1 << TE_CLUSTER) - 1);
-            te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
-            if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
-            /* A TMA box must begin at a multiple of 16 bytes, so every step loads the scales of four steps, from step &
-             * ~3 on, and uses one of them. */
-            else
-                te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
+            te__sm90_blockwise_load_stage(p, &t, step, ring + s.stage * TE_SM90_BLOCKWISE_STAGE_BYTES, bar, kind);
         }
     }
 }
@@ -384,7 +450,7 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
-                                   const int wgrad) {
+                                   const int kind) {
     extern __shared__ char te_dynamic[];
     const uint32_t ring = (te__shared_address(te_dynamic) + 1023) & ~1023u, full = te__shared_address(bars->full);
     if (threadIdx.x == 0) {
@@ -397,10 +463,13 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
     te_kernel_begin();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_BLOCKWISE_REGISTERS));
-        if (threadIdx.x < 32 && te__sm90_elect_one()) te__sm90_blockwise_produce(p, ring, full, wgrad);
+        if (threadIdx.x < 32) {
+            const int loads = te__sm90_elect_one();
+            if (loads || kind == TE_BLOCKWISE_GROUPED) te__sm90_blockwise_produce(p, ring, full, loads, kind);
+        }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)TE_SM90_BLOCKWISE_CONSUMER_REGISTERS));
-        te__sm90_blockwise_consume(p, ring, full, wgrad);
+        te__sm90_blockwise_consume(p, ring, full, kind);
     }
     __syncwarp();
     te__cluster_sync(); /* a block may not exit while the other block of its cluster can still write to its shared
@@ -408,17 +477,17 @@ TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_
 }
 #else
 TE_FN void te__sm90_blockwise_body(const te__sm90_blockwise_params *p, te__sm90_blockwise_barriers *bars,
-                                   const int wgrad) {
-    (void)p, (void)bars, (void)wgrad;
+                                   const int kind) {
+    (void)p, (void)bars, (void)kind;
 }
 #endif
 
 /* The kernel is a template, so that a program which does not launch the kernel does not contain its code. */
-template <int wgrad>
+template <int kind>
 __global__ void __launch_bounds__(TE_SM90_GEMM_THREADS, 1)
 te__sm90_blockwise_gemm(const __grid_constant__ te__sm90_blockwise_params p) {
     __shared__ te__sm90_blockwise_barriers bars;
-    te__sm90_blockwise_body(&p, &bars, wgrad);
+    te__sm90_blockwise_body(&p, &bars, kind);
 }
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
@@ -459,8 +528,8 @@ TE_API te_status te__sm90_blockwise_scale_map(CUtensorMap *map, te__tensor_map_e
     return TE_OK;
 }
 TE_IF_USED TE_API te_sm90_kernel *te__sm90_blockwise_kernel(const te_gemm *g) {
-    static te_sm90_kernel kernels[2] = {{(const void *)te__sm90_blockwise_gemm<0>, 0, 0},
-                                          {(const void *)te__sm90_blockwise_gemm<1>, 0, 0}};
+    static te_sm90_kernel kernels[2] = {{(const void *)te__sm90_blockwise_gemm<TE_BLOCKWISE_ONE>, 0, 0},
+                                          {(const void *)te__sm90_blockwise_gemm<TE_BLOCKWISE_WGRAD>, 0, 0}};
     return &kernels[te__sm90_blockwise_is_wgrad(g)];
 }
 /* Makes the tensor maps of an operand with `rows` rows and of its scales. tile_rows: the number of rows of the operand
@@ -491,6 +560,40 @@ TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_conte
     const te_grid grid = te__grid_of(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER, 1);
     const te_launch launch = te__launch_of(te__sm90_blockwise_kernel(g)->kernel, "matrix product", grid,
                                            TE_SM90_GEMM_THREADS, TE_SM90_BLOCKWISE_SMEM_BYTES, TE_CLUSTER);
+    return te__cuda_launch(ctx, launch, &p, sizeof p);
+}
+
+/* ---- grouped GEMMs ----------------------------------------------------------------------------------------------- */
+
+/* Runs forward or dgrad of grouped GEMMs in FP8 (te_grouped.in_fp8). Returns an error if the device does not have
+ * compute capability 9.0, or if the driver has no function that encodes tensor maps. */
+TE_IF_USED TE_API te_status te__sm90_blockwise_grouped_run(const te_grouped *g, te_context *ctx) {
+    static te_sm90_kernel kernel = {(const void *)te__sm90_blockwise_gemm<TE_BLOCKWISE_GROUPED>, 0, 0};
+    const int is_forward = g->kind == TE_GROUPED_FORWARD, depth = is_forward ? g->in : g->out;
+    const int columns = is_forward ? g->out : g->in, size = TE_CLUSTER * TE_TILE_M;
+    const int64_t weights = (int64_t)g->groups * g->out, pitch = te__grouped_scale_pitch(g->rows, g->groups);
+    const int64_t tiles = te_ceil_div(columns, TE_TILE_N) * (g->rows / size + g->groups);
+    const int64_t b_rows = is_forward ? weights : columns, b_cols = is_forward ? depth : weights;
+    const te__tensor_map_encode_fn encode = te__tensor_map_encoder(ctx);
+    te__sm90_blockwise_params p;
+    TE_REQUIRE(encode && te__sm90_kernel_ready(&kernel, TE_SM90_BLOCKWISE_SMEM_BYTES, ctx->device), ctx,
+               TE_ERROR_DEVICE, "grouped products in FP8 need compute capability 9.0, and code that is compiled for "
+               "it: device %d has %d.%d", ctx->device, ctx->capability / 100, ctx->capability / 10 % 10);
+    TE_REQUIRE(tiles <= INT32_MAX / 2 && pitch <= INT32_MAX && b_rows <= INT32_MAX && b_cols <= INT32_MAX, ctx,
+               TE_ERROR_OVERFLOW, "a product of %lld rows and %d groups", (long long)g->rows, g->groups);
+    memset(&p, 0, sizeof p);
+    te__sm90_gemm_params *h = &p.gemm;
+    h->n = columns, h->k = depth / 2, h->alpha = 1.0f, h->tiles = (int)tiles;
+    p.d = g->d, p.dtype = g->dtype, p.groups = *g;
+    TE_TRY(te__tensor_map_matrix(&h->a_map, encode, g->a, g->rows, depth / 2, TE_TILE_M, g->dtype, ctx));
+    TE_TRY(te__tensor_map_matrix(&h->b_map, encode, g->b, b_rows, b_cols / 2, TE_TILE_M, g->dtype, ctx));
+    TE_TRY(te__sm90_blockwise_scale_map(&p.m_scales_map, encode, g->a_inverse, te_fp8_blocks(depth), pitch, 1,
+                                        TE_TILE_M, ctx));
+    TE_TRY(te__sm90_blockwise_scale_map(&p.n_scales_map, encode, g->b_inverse, te_fp8_blocks(b_rows),
+                                        te_blockwise_2d_scale_pitch(b_cols), 2, 4, ctx));
+    const te_grid grid = te__grid_of(te_min(ctx->processors / TE_CLUSTER, tiles) * TE_CLUSTER, 1);
+    const te_launch launch = te__launch_of(kernel.kernel, "grouped product in FP8", grid, TE_SM90_GEMM_THREADS,
+                                           TE_SM90_BLOCKWISE_SMEM_BYTES, TE_CLUSTER);
     return te__cuda_launch(ctx, launch, &p, sizeof p);
 }
 

@@ -150,6 +150,34 @@ typedef struct te__sm90_gemm_barriers {
     float alpha;
 } te__sm90_gemm_barriers;
 
+/* ---- the tiles of grouped products ----------------------------------------------------------------------------- */
+
+/* A tile of D: rows `first` to end - 1, which belong to group e, and the columns from `col` on. If first >= end, the
+ * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x over which the products are summed. */
+typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
+
+/* All rows of group e. */
+TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
+    te_grouped_tile t;
+    t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
+    return t;
+}
+/* Returns the tile of rows number `tile`; a tile has `size` rows. The tiles of group e have the numbers from (offset[e]
+ * - offset[0]) / size + e on. At most one number of each group belongs to no tile; the returned tile then has no rows.
+ * The group is the last one whose first number is not above `tile`. To find the group, the lanes of a warp count the
+ * groups whose first number is not above `tile`: each lane tests groups lane, lane + 32, .. */
+TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
+    te_grouped_tile t;
+    const int base = g->offset[0];
+    int before = 0;
+    for (int e = (int)threadIdx.x % 32; e < g->groups; e += 32) before += (g->offset[e] - base) / size + e <= tile;
+    t.e = (int)__reduce_add_sync(~0u, (unsigned)before) - 1, t.col = 0;
+    t.first = g->offset[t.e], t.end = te__grouped_end(g, t.e);
+    t.first += (tile - ((t.first - base) / size + t.e)) * size;
+    t.end = (int)te_min(t.end, t.first + size);
+    return t;
+}
+
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- the tile scheduler ------------------------------------------------------------------------------------------ */

@@ -32,16 +32,6 @@
  * because FP8 GEMMs need a k that is a multiple of 16. */
 TE_API int64_t te__fp8_rows(int64_t rows) { return te_round_up(rows, 16); }
 
-/* Returns an error if the context's device does not support FP8 GEMMs with a scale for each row or for each 1 x 128
- * tile. */
-TE_API te_status te__check_local_scales(const te_run *r, int i) {
-    const te_op *op = &r->plan->op[i];
-    TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
-               "%s: (%s, %s): products of fp8_block and fp8_row need compute capability 9.0; device %d has %d.%d",
-               r->plan->name, op->kind, op->name, r->ctx->device, r->ctx->capability / 100,
-               r->ctx->capability / 10 % 10);
-    return TE_OK;
-}
 TE_API te_gemm_fp8 te__fp8_operand(te_scaling scaling, te_dtype dtype, const float *inverse) {
     te_gemm_fp8 o;
     o.scaling = scaling, o.dtype = dtype, o.inverse = inverse;

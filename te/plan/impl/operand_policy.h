@@ -138,7 +138,8 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
                                             te_param *const *param) {
     const te_op *op = &p->op[i];
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
-    if (!te__recipe_is_on(p, i, use, param)) return o;
+    /* An expert_linear casts its operands itself, and computes its weight gradient in the list's format. */
+    if (!te__recipe_is_on(p, i, use, param) || op->experts) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
     const int trains = !TE_IS_ROWWISE(op->recipe); /* 1: backward also uses FP8. Under fp8_row, backward runs in the
                                                     * list's dtype */

@@ -81,6 +81,17 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
 }
 
+/* Returns an error if the context's device does not support FP8 GEMMs with a scale for each row or for each 1 x 128
+ * tile. */
+TE_API te_status te__check_local_scales(const te_run *r, int i) {
+    const te_op *op = &r->plan->op[i];
+    TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
+               "%s: (%s, %s): products of fp8_block and fp8_row need compute capability 9.0; device %d has %d.%d",
+               r->plan->name, op->kind, op->name, r->ctx->device, r->ctx->capability / 100,
+               r->ctx->capability / 10 % 10);
+    return TE_OK;
+}
+
 /* ---- the saved FP8 input of a GEMM ------------------------------------------------------------------------------- */
 
 /* The input x of an FP8 GEMM, in the form in which forward saves it for backward. In inference and for a frozen_linear
