@@ -98,9 +98,9 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
 #endif
 
 /* Casts the a->rows routed rows to e4m3 (a->y), with one scale for each 1 x 128 elements. The inverses of the scales
- * are stored in a->inverse, where te__grouped_scale_at says. If a->gathers is 1, a->x has a row for each token; the row is
- * cast once and stored as each of the token's top_k routed rows. Otherwise a->x has the routed rows. A warp casts a row
- * of x, and half a warp 128 columns at a time. Memory traffic: reads x, writes y. */
+ * are stored in a->inverse, where te__grouped_scale_at says. If a->gathers is 1, a->x has a row for each token; this
+ * row is cast once and stored as each of the token's top_k routed rows. Otherwise a->x has the routed rows. A warp
+ * casts a row of x, and half a warp 128 columns at a time. Memory traffic: reads x, writes y. */
 TE_FN void te__routed_quantize_rows(const te_routed_args *a, te_block b, const te_dtype dtype) {
     enum { LANES = TE_CUDA ? 16 : 1, VECTORS = TE_FP8_BLOCK / 8 / LANES };
     int group;
@@ -219,8 +219,8 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
     return r->dry || !launches ? TE_OK : run(g, r);
 }
 /* Sets the operands of g, the GEMMs y = x weight^T or dx = dy weight of op i. x: the value x or dy, in the list's
- * dtype. In FP8 x is cast to scratch memory. gathers: 1 if x has a row for each token, 0 if x has the routed rows. launches: 0
- * only reserves the memory. */
+ * dtype. In FP8 x is cast to scratch memory. gathers: 1 if x has a row for each token, 0 if x has the routed rows.
+ * With launches 0 the function only reserves the memory. */
 TE_API te_status te__expert_operands(te_grouped *g, te_run *r, int i, te_value x, int gathers, int launches,
                                      te_routed_launch_fn quantize) {
     const te_op *op = &r->plan->op[i];
