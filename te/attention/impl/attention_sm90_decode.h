@@ -64,7 +64,7 @@ struct te__decode_traits {
     /* each warp's maximum and sum of each row */
     static constexpr int STATS_BYTES = 2 * WARPS * ROWS * 4;
     /* the bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
-    static constexpr int MERGED_BYTES = IS_LATENT ? 0 : (M * 4 + 4) * NT * WARPS * 32 * 4;
+    static constexpr int MERGED_BYTES = (M * 4 + 4) * NT * WARPS * 32 * 4;
     /* the bytes of all of a block's shared memory except the stages, which follow it; a multiple of 128, because the
      * stages are swizzled */
     static constexpr int OTHER_BYTES =
@@ -498,7 +498,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
     typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
     constexpr int V = traits::V, M = traits::M, NT = traits::NT, PLACES = traits::PLACES;
     constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(traits::ROWS, V);
-    te__decode_held<M, NT, traits::IS_LATENT> held(merged);
+    const te__decode_held<M, NT, traits::WARPS> held = {merged};
     te__decode_ring ring = {0, 0};
     int is_last = 0;
     for (int number = 0; !is_last; number++) {

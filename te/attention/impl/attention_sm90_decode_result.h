@@ -139,20 +139,12 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
             TE_UNROLL for (int e = row; e < 4; e += 2) group.o[m][n][e] = f.merge(group.o[m][n][e], split.o[m][n][e]);
     }
 }
-/* Holds each thread's part of the merged result of a tile's splits so far: in registers, or in shared memory, [numbers,
- * threads], if there are not enough registers. */
-template <int M, int NT, bool IN_REGISTERS>
+/* Holds each thread's part of the merged result of a tile's splits so far in shared memory, [numbers, threads], because
+ * there are not enough registers. */
+template <int M, int NT, int WARPS>
 struct te__decode_held {
-    te__decode_result<M, NT> of_thread;
-    __device__ __forceinline__ te__decode_held(float *) {}
-    __device__ __forceinline__ void put(const te__decode_result<M, NT> &r) { of_thread = r; }
-    __device__ __forceinline__ void get(te__decode_result<M, NT> &r) const { r = of_thread; }
-};
-template <int M, int NT>
-struct te__decode_held<M, NT, false> {
-    enum { THREADS = TE__DECODE_WARPS * 32 };
+    enum { THREADS = WARPS * 32 };
     float *at;
-    __device__ __forceinline__ te__decode_held(float *memory) : at(memory) {}
     template <class G>
     __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
         float *p = at + threadIdx.x;
