@@ -28,6 +28,12 @@ DECODE(group4_256, 16, 4, 256)
 DECODE_8BIT(int8)
 DECODE_8BIT(e4m3)
 
+// Multi-head latent attention in its absorbed form: a key has 576 numbers, of which the first 512 are the value.
+#define DECODE_LATENT(heads) TE_INFERENCE(latent##heads, bf16, (attention, a, heads, 1, 576, (value_dim, 512), (values_in_keys, 1), (scale, 0.0722f), (cache, 1)))
+DECODE_LATENT(16)
+DECODE_LATENT(64)
+DECODE_LATENT(128)
+
 struct lengths { const char *text; int count, shortest, longest; };
 
 // Random numbers of 8 bits, with scales of about 1 / 50, to `bytes` bytes of tiles of 16 rows of `dim` numbers and their scales.
@@ -99,6 +105,10 @@ int main(int argc, char **argv) {
         RUN(group1_128, l, 0), RUN(group2_128, l, 0), RUN(group5_128, l, 0), RUN(group7_128, l, 0), RUN(group8_128, l, 0);
         RUN(group4_64, l, 0), RUN(group8_64, l, 0), RUN(group4_256, l, 0);
     }
+    const lengths one_4k = {"1 x 4k", 1, 4096, 4096}, many_4k = {"64 x 4k", 64, 4096, 4096}, mixed_4k = {"64 x 512 to 8k", 64, 512, 7680};
+    for (const lengths &l : {one_1k, one_4k, one_32k, one_128k, eight, many, most, many_4k, mixed_4k}) RUN(latent16, l, 0);
+    RUN(latent16, many_4k, 16), RUN(latent16, many_4k, 64), RUN(latent16, mixed_4k, 64);
+    for (const lengths &l : {one_32k, eight, many_4k}) RUN(latent64, l, 0), RUN(latent128, l, 0);
 #define RUN_8BIT(format)                                                                                                                     \
     for (const lengths &l : {one_1k, one_32k, one_128k, eight, sixteen, many, twice, most, mixed}) RUN(group4_128_##format, l, 0);             \
     for (const lengths &l : {eight, mixed}) RUN(group4_128_##format, l, 16);                                                                 \

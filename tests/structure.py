@@ -12,7 +12,7 @@ import sys
 
 # A folder may include and use itself and the folders in front of it. The headers beside the folders (te.h) may include all.
 ORDER = "core fp8 quant gemm plan attention cache ops pointwise linear fuse comm graph optim io".split()
-MAX_LINES, MAX_COLUMNS, MAX_HEAD, MAX_PARAMETERS, MAX_HEADERS = 800, 120, 25, 8, 204
+MAX_LINES, MAX_COLUMNS, MAX_HEAD, MAX_PARAMETERS, MAX_HEADERS = 800, 120, 25, 8, 205
 MIN_LINES, MIN_LINES_WITH_ONE_INCLUDER = 40, 120
 SINGLE_FACTS = {"te/core/version.h", "te/ops/recompute.h"}  # may have fewer lines: the version, and the two marks of a recompute region
 TWINS = {"te/core/impl/target_host.h"}  # may have one includer, because it is the counterpart of target_cuda.h

@@ -21,7 +21,7 @@
  *     value          head size of v and of the output; 0: head_dim, as for q and k
  *     fp8_output     1: forward supports te_attention_args.out_scale and amax; backward (bf16, f16) supports amax
  *     cached         a te_cache_format: forward reads keys and values from te_attention_args.cache. Excludes cross
- *     values_in_keys 1: qkv and cache have no v: a value is the first `value` elements of its key. Host, forward only
+ *     values_in_keys 1: qkv and cache have no v: a value is the first `value` elements of its key. Forward only
  */
 #ifndef TE_ATTENTION_OPTIONS_H
 #define TE_ATTENTION_OPTIONS_H
@@ -139,8 +139,9 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
     return te__attn_drops(w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3], query / 8 % 2, limit);
 }
 
-/* The largest supported head sizes. TE_ATTENTION_MAX_LATENT_DIM is the limit with the option values_in_keys. */
-enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = 1024 };
+/* The largest supported head sizes. TE_ATTENTION_MAX_LATENT_DIM is the limit with the option values_in_keys. On CUDA
+ * the tiles of larger heads would take more shared memory than a block may have. */
+enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = TE_CUDA ? 640 : 1024 };
 #define TE__ATTENTION_MAX_DIM(values_in_keys) \
     ((values_in_keys) ? (int)TE_ATTENTION_MAX_LATENT_DIM : (int)TE_ATTENTION_MAX_HEAD_DIM)
 
@@ -183,13 +184,16 @@ template <class A, class B> struct te__choose_type<false, A, B> { typedef B type
         static constexpr int BIAS_QUERIES = bias_dim0, BIAS_KEYS = bias_dim1;         /* of a bias table */          \
         static constexpr int BIAS_BUCKETS = bias_dim0, BIAS_MAX_DISTANCE = bias_dim1; /* of a relative bias */       \
         static constexpr int VALUE = value;                                                                          \
-        static constexpr bool FP8_OUTPUT = (fp8_output) != 0;                                                        \
+        static constexpr bool FP8_OUTPUT = (fp8_output) != 0, VALUES_IN_KEYS = (values_in_keys) != 0;                \
         static constexpr int ONLY = only;                                                                            \
-        static_assert(!(values_in_keys), "te: attention: values_in_keys has no kernels on CUDA");                    \
         TE__ATTENTION_VARIANT_ASSERT(LEFT, RIGHT, VARLEN && CROSS, VALUE, 0)                                         \
     };
 /* The head size of v. */
 template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { return F::VALUE ? F::VALUE : D; }
+/* The elements of a value in qkv and in the cache: 0 if values are parts of keys. */
+template <int D, class F> TE_BOTH constexpr int te__attn_stored_value_dim(void) {
+    return F::VALUES_IN_KEYS ? 0 : te__attn_value_dim<D, F>();
+}
 #else
 typedef struct te__attn_variant {
     int left, right;
@@ -317,28 +321,38 @@ enum {
     TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
     TE_CACHE_TILE = 16,     /* the number of rows of a tile in the formats of 8 bits */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
-     * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
+     * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. If values are
+     * parts of keys, the smallest splits have 512 keys, because a partial result of 512 columns is large. */
     TE_CACHE_SPLIT_SHIFT = 8,
-    TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    /* the largest number of splits of 256 keys in a sequence; longer sequences have larger splits */
+    /* the largest number of splits of the smallest size in a sequence; longer sequences have larger splits */
     TE_CACHE_SMALL_SPLITS = 16,
     /* the largest number of blocks of the decoding kernel, of which at most two run on a multiprocessor */
     TE__DECODE_MAX_BLOCKS = 320,
     /* the largest number of query tiles of a sequence in decoding; it is small, because each tile reads all keys */
-    TE__DECODE_MAX_TILES = 4
+    TE__DECODE_MAX_TILES = 4,
+    /* The same if values are parts of keys: all query heads, of which there may be 128, share one KV head. The forward
+     * kernel, which runs instead if there are more tiles, reads all keys for each head. */
+    TE__DECODE_MAX_LATENT_TILES = 32
 };
-/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. The result depends only
- * on `keys`, not on the batch, so that a sequence has bitwise identical results in every batch. */
-TE_BOTH int te__cache_split_shift(int keys) {
-    int shift = TE_CACHE_SPLIT_SHIFT;
+/* Returns the largest number of query tiles of a sequence in decoding. values_in_keys: the option of this name. */
+TE_BOTH int te__decode_max_tiles(int values_in_keys) {
+    return values_in_keys ? (int)TE__DECODE_MAX_LATENT_TILES : (int)TE__DECODE_MAX_TILES;
+}
+/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. values_in_keys: the
+ * option of this name. The result does not depend on the batch, so that a sequence has bitwise identical results in
+ * every batch. */
+TE_BOTH int te__cache_split_shift(int keys, int values_in_keys) {
+    int shift = TE_CACHE_SPLIT_SHIFT + (values_in_keys != 0);
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;
     return shift;
 }
 /* Returns the largest number of splits into which a sequence of at most `capacity` keys can be divided. */
-TE_BOTH int te__cache_max_splits(int capacity) {
-    const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
-    return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
+TE_BOTH int te__cache_max_splits(int capacity, int values_in_keys) {
+    const int shift = te__cache_split_shift(capacity, values_in_keys);
+    const int shortest = te__cache_split_shift(1, values_in_keys);
+    const int splits = (capacity + (1 << shift) - 1) >> shift;
+    return shift > shortest && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
 /* The number of rows of a query tile in decoding, where a row is one query of one head. group: the number of query
  * heads that share a KV head; the tile has rows of all these heads. */

@@ -92,14 +92,15 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
  * the same memory, so it has the size that the largest partial results need. Returns the offset of its end. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
-    const int64_t rows = complete->decode_rows, longest = te__cache_max_splits(complete->capacity);
+    const int64_t rows = complete->decode_rows;
     int64_t floats = 0;
     for (int k = 0; k < count; k++)
         for (int i = 0; i < models[k]->plan->op_count; i++) {
             const te_attention_options *o = te__cached_options(&models[k]->plan->op[i]);
             if (!o || models[k]->plan->dtype == TE_f32) continue;
-            const int group = o->heads / o->kv_heads;
-            const int64_t tiles = te_min(te__decode_tiles((int)rows, group), TE__DECODE_MAX_TILES);
+            const int group = o->heads / o->kv_heads, in_keys = !o->stored_value_dim;
+            const int64_t longest = te__cache_max_splits(complete->capacity, in_keys);
+            const int64_t tiles = te_min(te__decode_tiles((int)rows, group), te__decode_max_tiles(in_keys));
             const int64_t partial = TE__DECODE_PARTIAL_FLOATS(TE__DECODE_TILE_ROWS(group), o->value_dim);
             if (TE_CUDA)
                 floats = te_max(floats, longest * partial *

@@ -61,7 +61,7 @@
  * (values_in_keys, 1): a packed row has no v. The value of a token is the first value_dim columns of its key, so the
  * cache holds only keys. This is multi-head latent attention in its absorbed form (head_linear.h), with one kv head
  * whose key is the latent vector followed by the part that rope rotates (head_dim 576, value_dim 512). The head size
- * may be up to 1024. The option exists only for inference on the host.
+ * may be up to 1024, on CUDA up to 640. The option exists only for inference.
  *
  * (varlen, 1): te_batch.cu_seqlens, the boundaries of sequences of different lengths, may be given; each sequence then
  * attends only to itself. The option is fixed at compile time, because the kernels without it, which support only
@@ -192,13 +192,10 @@
 #define TE__CHECK_VALUES_IN_KEYS(model, op)                                                                          \
      static_assert(TE__VALUES_IN_KEYS(op) == 0 || TE__VALUES_IN_KEYS(op) == 1,                                       \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": values_in_keys must be 0 or 1");                    \
-     static_assert(!TE_CUDA || !TE__VALUES_IN_KEYS(op),                                                              \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
-                       ": values_in_keys has no kernels on CUDA; expand keys and values with linears");              \
      static_assert(!TE__VALUES_IN_KEYS(op) || (TE__VALUE_DIM(op, TE_ARG3(op, 0)) <= (TE_ARG3(op, 0)) &&              \
                                                (TE_ARG3(op, 0)) <= (int)TE_ATTENTION_MAX_LATENT_DIM),                \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
-                       ": with values_in_keys head_dim is at most 1024, and value_dim at most head_dim");            \
+                       ": with values_in_keys head_dim is at most 1024 (CUDA: 640), value_dim at most head_dim");    \
      static_assert(!TE__VALUES_IN_KEYS(op) || TE_HAS_OPTION(op, scale),                                              \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                        \
                        ": values_in_keys needs (scale, ..), that of the heads before the absorption");               \

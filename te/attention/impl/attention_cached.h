@@ -276,16 +276,15 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
 };
 
 #define TE_ATTENTION_CACHED_OF(name, dtype, heads, kv_heads, head_dim, options)                                      \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
-    TE__ATTENTION_VARIANT(name, options)                                                                             \
-    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    TE__ATTENTION_CUDA_VARIANT(name, dtype, heads, kv_heads, head_dim, options)                                      \
     typedef te__attn_cached_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;         \
     TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
     TE__ATTENTION_SHELL(name##_decode, name##_of::decode)                                                            \
     TE__ATTENTION_SHELL(name##_prefill, name##_of::prefill)                                                          \
     TE__ATTENTION_SHELL(name##_merge, name##_of::merge)                                                              \
     TE_ATTENTION_CACHE_STORE(name##_store, dtype, heads, kv_heads, head_dim,                                         \
-                             (te__attn_value_dim<(head_dim), name##_variant>()), name##_variant::CACHE_FORMAT)       \
+                             (te__attn_stored_value_dim<(head_dim), name##_variant>()),                              \
+                             name##_variant::CACHE_FORMAT)                                                           \
     TE_UNUSED static te__attn_cached_kernels name##_kernels = {/* fallback */ {(const void *)name, 0, 0},            \
                                                                /* decode */ {(const void *)name##_decode, 0, 0},     \
                                                                /* prefill */ {(const void *)name##_prefill, 0, 0},   \

@@ -4,8 +4,9 @@
  *     f32              attention_simt_f32.h, on CUDA cores.
  *     bf16 and f16     On compute capability 9.0 attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if all
  *                      of these are true: te__attn_sm90_supports accepts the head size; there is no score bias;
- *                      in forward, there is no max_logit; in cross-attention, each query sees a key; in backward, there
- *                      is scratch memory. Else attention_sm80_forward.h and attention_sm80_backward.h (mma.sync).
+ *                      in forward, there is neither max_logit nor values_in_keys; in cross-attention, each query
+ *                      sees a key; in backward, there is scratch memory. Else attention_sm80_forward.h and
+ *                      attention_sm80_backward.h (mma.sync).
  *     over a cache     attention_cached.h
  */
 /* target: cuda */
@@ -22,12 +23,14 @@
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;
 
 /* The types of the kernels for compute capability 9.0. These kernels do not support a score bias nor, in forward,
- * max_logit. If one of these options is set, the alias passes f32 instead of the dtype: no such kernels exist for f32
- * (EXISTS is 0). */
+ * max_logit and values_in_keys. If one of these options is set, the alias passes f32 instead of the dtype: no such
+ * kernels exist for f32 (EXISTS is 0). */
+template <te_dtype T, class F>
+inline constexpr te_dtype te__attn_wgmma_dtype = F::BIAS || F::MAX_LOGIT || F::VALUES_IN_KEYS ? TE_f32 : T;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = typename te__choose_type<
-    F::CACHED, te__attn_sm90_cached<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>,
-    te__attn_sm90_forward<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>>::type;
+    F::CACHED, te__attn_sm90_cached<te__attn_wgmma_dtype<T, F>, HEADS, KV_HEADS, D, F>,
+    te__attn_sm90_forward<te__attn_wgmma_dtype<T, F>, HEADS, KV_HEADS, D, F>>::type;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
@@ -82,7 +85,8 @@ template <te_dtype T, class SM80, class F32> struct te__attn_select_shape : SM80
 template <class SM80, class F32> struct te__attn_select_shape<TE_f32, SM80, F32> : F32 {};
 
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
-struct te__attn_forward : te__attn_select_shape<T, te__attn_forward_shape<D, te__attn_value_dim<D, F>()>,
+struct te__attn_forward : te__attn_select_shape<T, te__attn_forward_shape<D, te__attn_value_dim<D, F>(),
+                                                                          F::VALUES_IN_KEYS>,
                                                 te__attn_f32_forward_shape<D, te__attn_value_dim<D, F>()>> {
     typedef te_attention_args args;
     static __device__ __forceinline__ void body(const args *a) {
@@ -360,12 +364,13 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
 
-#define TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim) \
-    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, TE_ATTENTION_MAX_HEAD_DIM)                 \
-    static_assert(TE_##dtype == TE_f32 || (head_dim) % 8 == 0,      \
-                  "te: attention: head_dim must be a multiple of 8 in bf16 and f16 on CUDA");
-#define TE__ATTENTION_VALUE_ASSERT(name, dtype)                                \
-    static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 8 == 0,      \
+/* Defines name##_variant, the type with the options, and checks it with the other constants of an attention. */
+#define TE__ATTENTION_CUDA_VARIANT(name, dtype, heads, kv_heads, head_dim, options)                               \
+    TE__ATTENTION_VARIANT(name, options)                                                                          \
+    TE__ATTENTION_ASSERT(heads, kv_heads, head_dim, TE__ATTENTION_MAX_DIM(name##_variant::VALUES_IN_KEYS))        \
+    static_assert(TE_##dtype == TE_f32 || (head_dim) % 8 == 0,                                                    \
+                  "te: attention: head_dim must be a multiple of 8 in bf16 and f16 on CUDA");                     \
+    static_assert(TE_##dtype == TE_f32 || name##_variant::VALUE % 8 == 0,                                         \
                   "te: attention: value must be a multiple of 8 in bf16 and f16 on CUDA");
 
 /* Defines the __global__ function `name`, whose code, arguments and launch bounds the type K describes. */
@@ -376,9 +381,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     }
 
 #define TE_ATTENTION_FORWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                     \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
-    TE__ATTENTION_VARIANT(name, options)                                                                             \
-    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    TE__ATTENTION_CUDA_VARIANT(name, dtype, heads, kv_heads, head_dim, options)                                      \
     typedef te__attn_forward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;        \
     TE__ATTENTION_SHELL(name, name##_of::fallback)                                                                   \
     TE__ATTENTION_SHELL(name##_sm90, name##_of::sm90)                                                              \
@@ -389,9 +392,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     }
 
 #define TE_ATTENTION_BACKWARD_OF(name, dtype, heads, kv_heads, head_dim, options)                                    \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                      \
-    TE__ATTENTION_VARIANT(name, options)                                                                             \
-    TE__ATTENTION_VALUE_ASSERT(name, dtype)                                                                          \
+    TE__ATTENTION_CUDA_VARIANT(name, dtype, heads, kv_heads, head_dim, options)                                      \
     typedef te__attn_backward_dispatch<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;       \
     enum { name##_sum_rows = name##_of::SUM_ROWS };                                                                  \
     TE__ATTENTION_SHELL(name##_dq, name##_of::dq)                                                                    \

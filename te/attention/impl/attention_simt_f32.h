@@ -1,5 +1,5 @@
 /* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
- * 512.
+ * 512 (te/attention/attention_options.h).
  *
  * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes elements
  * in rows y + 16 i, for i = 0, 1, ..; in a tile of scores, those in columns x + 16 j, and in an output, those in
@@ -100,8 +100,9 @@ template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], co
                 s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
     }
 }
-/* Computes o += P B, for a tile P [T, T] (p) and a tile B (b) in shared memory. */
-template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
+/* Computes o += P B, for a tile P [T, T] (p) and a tile B (b) in shared memory. LD: the row length of B. */
+template <class C, int LD = C::LD>
+TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
     for (int k = 0; k < C::T; k += 4) {
         float w[C::R][4];
@@ -112,7 +113,7 @@ template <class C> TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][
         TE_UNROLL for (int j = 0; j < C::COLS; j++) {
             if (C::PAD % 64 && x + 16 * j >= C::PAD / 4) continue;
             TE_UNROLL for (int n = 0; n < 4; n++) {
-                const float4 v = *(const float4 *)(b + (k + n) * C::LD + (x + 16 * j) * 4);
+                const float4 v = *(const float4 *)(b + (k + n) * LD + (x + 16 * j) * 4);
                 TE_UNROLL for (int i = 0; i < C::R; i++) {
                     o[i][j][0] += w[i][n] * v.x, o[i][j][1] += w[i][n] * v.y;
                     o[i][j][2] += w[i][n] * v.z, o[i][j][3] += w[i][n] * v.w;
@@ -244,6 +245,10 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_forw
         }
         te__attn_f32_put<C>(p, s);
         __syncthreads();
+        if constexpr (F::VALUES_IN_KEYS) {
+            te__attn_f32_product_nn<CV, C::LD>(o, p, kv);
+            continue;
+        }
         te__attn_f32_keys_load<F, CV, V, ALIGNED>(kv, a, h, 1, k0);
         __syncthreads();
         te__attn_f32_product_nn<CV>(o, p, kv);

@@ -24,14 +24,14 @@
 /* Constants of the forward kernel for the head size D of q and k, and V of v and O. They are tuned: the accumulators of
  * O take most of the registers; at head_dim 64, more warps with 16 rows each are faster than fewer warps with 32 rows
  * each, and at head_dim 128 the opposite. */
-template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward_shape {
-    typedef te__attn_forward_shape<D, V, TE__ATTN_SHARED_SMALL> small;
+template <int D, int V = D, bool VALUES_IN_KEYS = false, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward_shape {
+    typedef te__attn_forward_shape<D, V, VALUES_IN_KEYS, TE__ATTN_SHARED_SMALL> small;
     static constexpr int M = V > 64 && V <= 128 && D <= 256 ? 2 : 1;
     static constexpr int HELD = D <= 64 && M == 1; /* 1 if the fragments of Q stay in registers */
     /* how many blocks run on a multiprocessor */
     static constexpr int BLOCKS = D <= 64 && V <= 64 ? 4 : D <= 256 && V <= 128 ? 2 : 1;
     static constexpr int bytes(int rows, int tile) {
-        return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
+        return te__attn_tile_bytes<D>(rows + 2 * tile) + (VALUES_IN_KEYS ? 0 : te__attn_tile_bytes<V>(2 * tile));
     }
     /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of O
      * are divided; each slice is computed by WARPS warps. */
@@ -86,17 +86,27 @@ TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], flo
     return changed;
 }
 
+/* Starts to load a tile of the keys, from token `key` on, to shared memory, and the values behind them. */
+template <te_dtype T, class F, int D, int V, int64_t KV, class C>
+TE_FN void te__attn_stage_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int key) {
+    te__attn_keys_load<T, F, C::TILE, D, KV, C::THREADS>(tile, a, h, 0, key);
+    if constexpr (!F::VALUES_IN_KEYS)
+        te__attn_keys_load<T, F, C::TILE, V, KV, C::THREADS>(tile + C::TILE * te__attn_row_bytes<D>(), a, h, 1, key);
+}
+
 /* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K and V of stage 0, K
- * and V of stage 1. */
+ * and V of stage 1. With values_in_keys the tile of V is the first columns of that of K. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
-          class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>()>>
+          class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>(), F::VALUES_IN_KEYS>>
 TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr int M = C::M, TILE = C::TILE, N = TILE / 8, HELD = C::HELD;
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV;
     constexpr int V = widths::V;
-    constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
-    constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
+    /* IN_ROW: the head size of the rows whose first columns are the values; V_BYTES: where the values of a stage are */
+    constexpr int IN_ROW = F::VALUES_IN_KEYS ? D : V;
+    constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_BYTES = F::VALUES_IN_KEYS ? 0 : TILE * ROW;
+    constexpr uint32_t STAGE_BYTES = V_BYTES + TILE * te__attn_row_bytes<IN_ROW>();
 
     /* The work of this block and this warp. warp: the index of the warp among those with different rows; slice: the
      * index of its slice of O; q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
@@ -121,8 +131,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
 
     te__attn_tile_load<C::ROWS, D, QKV, C::THREADS>(q_tile, qkv + h.q + q0 * QKV, seq - q0);
-    te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(kv_tile, a, h, 0, tiles.first * TILE);
-    te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, a, h, 1, tiles.first * TILE);
+    te__attn_stage_load<T, F, D, V, KV, C>(kv_tile, a, h, tiles.first * TILE);
 
     uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
     /* o: O before the division by the sum; sum: the sum of this lane's elements of P, for each row */
@@ -141,11 +150,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         te__attn_wait_copies();
         /* after this barrier, tile i is in shared memory, and all warps have finished reading the other stage */
         __syncthreads();
-        if (i + 1 < tiles.end) {
-            const uint32_t next = kv_tile + (stage ^ 1) * STAGE_BYTES;
-            te__attn_keys_load<T, F, TILE, D, KV, C::THREADS>(next, a, h, 0, k0 + TILE);
-            te__attn_keys_load<T, F, TILE, V, KV, C::THREADS>(next + K_BYTES, a, h, 1, k0 + TILE);
-        }
+        if (i + 1 < tiles.end)
+            te__attn_stage_load<T, F, D, V, KV, C>(kv_tile + (stage ^ 1) * STAGE_BYTES, a, h, k0 + TILE);
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
         /* Skip this tile if none of the warp's queries sees one of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
@@ -180,8 +186,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                                             [&](int m, int n, int e, int drops) { if (drops) s[m][n][e] = 0; });
         uint32_t p[M][N / 2][4];
         te__attn_pack_all<T, M, N>(p, s);
-        te__attn_product_nn<T, M, N / 2, V>(
-            o, p, k_tile + K_BYTES + te__attn_lane_a<V>(lane) + (uint32_t)(slice * te__attn_slice<V>() * 2));
+        te__attn_product_nn<T, M, N / 2, V, IN_ROW>(
+            o, p, k_tile + V_BYTES + te__attn_lane_a<IN_ROW>(lane) + (uint32_t)(slice * te__attn_slice<V>() * 2));
     }
     te__attn_drain_copies<F>(tiles.end - tiles.first);
 

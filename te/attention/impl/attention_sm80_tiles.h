@@ -165,13 +165,13 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4],
 
 /* Computes o += P B, for one slice of the columns of B. P has M * 16 rows and K * 16 columns, and is in registers, as
  * fragments. B has K * 16 rows of heads of size D, and is in shared memory, where b is the address that this lane
- * passes to ldmatrix for the first columns of the slice. */
-template <te_dtype T, int M, int K, int D>
+ * passes to ldmatrix for the first columns of the slice. LD: the head size of the rows of which these are parts. */
+template <te_dtype T, int M, int K, int D, int LD = D>
 TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)
         TE_UNROLL for (int n = 0; n < te__attn_slice<D>() / 8; n += 2) {
             uint32_t fb[4];
-            te__attn_ldmatrix_transposed(fb, b + (uint32_t)k * 16 * te__attn_row_bytes<D>() + (uint32_t)n * 16);
+            te__attn_ldmatrix_transposed(fb, b + (uint32_t)k * 16 * te__attn_row_bytes<LD>() + (uint32_t)n * 16);
             TE_UNROLL for (int m = 0; m < M; m++) {
                 te__mma_sync(o[m][n], p[m][k], fb[0], fb[1], T);
                 te__mma_sync(o[m][n + 1], p[m][k], fb[2], fb[3], T);
@@ -391,13 +391,14 @@ struct te__attn_head {
 template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_widths {
     static constexpr int V = te__attn_value_dim<D, F>(); /* the head size of v */
     static constexpr int64_t OUT = HEADS * V;            /* the row length of out and dout */
-    static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + V);
+    static constexpr int64_t Q = HEADS * D, ROW_KV = KV_HEADS * (D + te__attn_stored_value_dim<D, F>());
     static constexpr int64_t QKV = F::CROSS ? Q : Q + ROW_KV, KV = F::CROSS ? ROW_KV : QKV;
 };
 /* Returns the first column, within a row of the tensor of te__attn_kv, of a head's keys (value 0) or values (value 1).
  * In self-attention the columns of the queries come first. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN int te__attn_kv_column(int value, int kv_head) {
     constexpr int V = te__attn_value_dim<D, F>(), BEFORE = F::CROSS ? 0 : HEADS;
+    if (F::VALUES_IN_KEYS) return (BEFORE + kv_head) * D;
     if (V == D) return (BEFORE + (value ? KV_HEADS : 0) + kv_head) * D;
     return value ? (BEFORE + KV_HEADS) * D + kv_head * V : (BEFORE + kv_head) * D;
 }
@@ -432,6 +433,7 @@ TE_FN te__attn_head te__attn_head_of(const te_attention_args *a, int batch, int 
         h.k = te__cache_head_rows(&a->cache, 0, h.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
         h.v = te__cache_head_rows(&a->cache, 1, h.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
     }
+    if constexpr (F::VALUES_IN_KEYS) h.v = h.k;
     h.out = first * h.out_width + head * V;
     return h;
 }

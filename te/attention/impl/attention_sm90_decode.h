@@ -14,7 +14,8 @@
  *                warp adds up a quarter of O's columns. The products are transposed so that the tile of queries, which
  *                has only 8 or 16 rows, is operand B of mma.sync: the fragments of B have 8 rows, those of A have 16.
  *
- * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h.
+ * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h, those of values that are parts of keys in
+ * attention_sm90_decode_latent.h.
  *
  * Floor: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for each token, at the
  * bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait),
@@ -28,6 +29,7 @@
 #include "../../core/impl/ptx_cuda.h" /* barriers, te__mma_sync */
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, options of scores */
 #include "attention_sm90_decode_8bit.h"   /* te__decode8_products, te__decode8_add_pv, te__transposed */
+#include "attention_sm90_decode_latent.h" /* te__decode_latent, te__decode_latent_q */
 #include "attention_sm90_decode_result.h" /* te__decode_result, te__decode_store */
 #include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_batch */
 
@@ -38,28 +40,35 @@ enum {
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of the ring */
 };
 
-template <int D, int V, int ROWS, int FORMAT>
+template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_traits {
-    static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(FORMAT);
+    static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), IS_LATENT = F::VALUES_IN_KEYS;
+    /* the head size of v, the rows of a tile of queries, and how many groups of 8 rows it has */
+    static constexpr int V = te__attn_value_dim<D, F>(), ROWS = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), NT = ROWS / 8;
+    /* the consumer warps, and how many of O's fragments of 16 columns each of them stores */
+    static constexpr int WARPS = te__decode_warps<F>(), M = V / 16 / WARPS;
+    static constexpr int PLACES = IS_LATENT ? 2 : (int)TE__DECODE_PLACES;
     /* the number of keys of a stage */
-    static constexpr int KEYS = IS_8BIT ? (int)TE__DECODE8_KEYS : (int)TE__DECODE_KEYS;
+    static constexpr int KEYS = IS_LATENT ? (int)TE__DECODE_LATENT_KEYS
+                                          : IS_8BIT ? (int)TE__DECODE8_KEYS : (int)TE__DECODE_KEYS;
     /* the number of 16-key tiles of a stage that each warp multiplies */
     static constexpr int TILES = KEYS / TE__DECODE_WARPS / 16;
     /* the size in bytes of a row of d elements in the cache, with its scale if the format has 8 bits */
     static __host__ __device__ constexpr int row_bytes(int d) { return IS_8BIT ? d + (int)sizeof(float) : d * 2; }
-    static constexpr int THREADS = (TE__DECODE_WARPS + 1) * 32, WIDEST = D > V ? D : V;
+    static constexpr int THREADS = (WARPS + 1) * 32, WIDEST = D > V ? D : V;
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
-    static constexpr int O_BYTES = (int)TE__DECODE_WARPS * 8 * V * 4; /* O^T of eight rows, from each warp */
+    /* O^T of eight rows, from each warp; if values are parts of keys, what te__decode_latent exchanges */
+    static constexpr int O_BYTES = IS_LATENT ? te__decode_latent_bytes(ROWS) : WARPS * 8 * V * 4;
     /* each warp's maximum and sum of each row */
-    static constexpr int STATS_BYTES = 2 * (int)TE__DECODE_WARPS * ROWS * 4;
+    static constexpr int STATS_BYTES = 2 * WARPS * ROWS * 4;
     /* the size in bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
-    static constexpr int MERGED_BYTES = (V / 16 / TE__DECODE_WARPS * 4 + 4) * ROWS / 8 * TE__DECODE_WARPS * 32 * 4;
+    static constexpr int MERGED_BYTES = (M * 4 + 4) * NT * WARPS * 32 * 4;
     /* The size in bytes of a block's shared memory before the stages, which come last. It is a multiple of 128, because
      * the stages are swizzled. */
     static constexpr int OTHER_BYTES =
-        (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
+        (PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
     /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor; at most `most`. */
     static constexpr int stages_of(int blocks, int most) {
         const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
@@ -67,16 +76,16 @@ struct te__decode_traits {
     }
     static constexpr int shared_of(int stages) { return stages * STAGE_BYTES + OTHER_BYTES; }
     /* The memory of te__decode_cluster lies behind the stages. */
-    typedef te__decode_cluster_size<V / 16, ROWS / 8> cluster;
-    template <class M>
-    static __device__ __forceinline__ te__decode_cluster<V / 16, ROWS / 8> cluster_of(const te_attention_args *a,
-                                                                                      const M &memory) {
-        return te__decode_cluster<V / 16, ROWS / 8>(memory.stages + (uint32_t)(memory.count * STAGE_BYTES),
-                                                    a->cache.decode_cluster);
+    typedef te__decode_cluster_size<V / 16, NT> cluster;
+    template <class MEMORY>
+    static __device__ __forceinline__ te__decode_cluster<V / 16, NT> cluster_of(const te_attention_args *a,
+                                                                                const MEMORY &memory) {
+        return te__decode_cluster<V / 16, NT>(memory.stages + (uint32_t)(memory.count * STAGE_BYTES),
+                                              a->cache.decode_cluster);
     }
     /* The number of stages of the ring for large batches: just enough for the full memory bandwidth, because with more
      * copies in flight other loads would only wait longer. */
-    static constexpr int STAGES = stages_of(BLOCKS, WIDEST <= 64 ? 4 : 3);
+    static constexpr int STAGES = stages_of(BLOCKS, IS_LATENT ? 6 : WIDEST <= 64 ? 4 : 3);
     /* The number of stages for a batch of few keys. Such a batch does not need the full bandwidth, but the copies of
      * all its keys should be in flight before the preceding kernel has written the queries. Therefore only one block,
      * with as many stages as fit, runs on a multiprocessor. */
@@ -84,7 +93,7 @@ struct te__decode_traits {
     /* The number of stages of a block of a cluster. */
     static constexpr int CLUSTER_STAGES = SMALL_BATCH_STAGES - (cluster::BYTES + STAGE_BYTES - 1) / STAGE_BYTES;
     static constexpr int SHARED = shared_of(SMALL_BATCH_STAGES); /* the largest size of shared memory of a launch */
-    static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES && CLUSTER_STAGES >= 2,
+    static_assert(STAGES >= 2 && SMALL_BATCH_STAGES >= STAGES && (IS_LATENT || CLUSTER_STAGES >= 2),
                   "te: attention: the stages of this head_dim exceed shared memory");
 };
 
@@ -105,10 +114,10 @@ TE_FN void te__bulk_copy_once(uint32_t to, const void *from, int bytes, uint32_t
  * queries. One lane arrives for the warp. The racecheck of compute-sanitizer does not see that __syncwarp orders the
  * other lanes' reads before this arrival, so with TE_RACECHECK all lanes arrive. */
 #if defined TE_RACECHECK
-enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS * 32 };
+enum { TE__DECODE_ARRIVALS = 32 }; /* how many threads of a warp arrive */
 TE_FN void te__decode_release(uint32_t empty) { te__barrier_arrive(empty); }
 #else
-enum { TE__DECODE_ARRIVALS = TE__DECODE_WARPS };
+enum { TE__DECODE_ARRIVALS = 1 };
 TE_FN void te__decode_release(uint32_t empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) te__barrier_arrive(empty);
@@ -167,7 +176,7 @@ struct te__decode_memory {
     /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
      * place is filled, or that the consumers have finished its group */
     uint32_t q, q_full, q_empty;
-    te__decode_group *groups;     /* [TE__DECODE_PLACES]: the group (a tile of queries with its keys) of each place */
+    te__decode_group *groups;     /* [PLACES]: the group (a tile of queries with its keys) of each place */
     int count;                    /* the number of stages of the ring */
 };
 /* Copies the queries of a tile to shared memory, by TMA. One copy has several heads of a query, because these are
@@ -189,8 +198,8 @@ TE_FN void te__decode_copy_q(uint32_t to, uint32_t full, const te_attention_args
  * is a split of the keys of one group (a tile of queries with the keys that it sees). */
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_producer {
-    enum { GROUP = HEADS / KV_HEADS, V = te__attn_value_dim<D, F>() };
-    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(GROUP), F::CACHE_FORMAT> traits;
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
+    enum { GROUP = HEADS / KV_HEADS, V = traits::V, PLACES = traits::PLACES };
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
@@ -208,7 +217,7 @@ struct te__decode_producer {
      * called before they are copied, and the producer should not wait for the preceding kernel before it copies the
      * first keys and values. */
     __device__ __forceinline__ void hand_over(void) {
-        const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
+        const int lane = (int)threadIdx.x % 32, place = number % PLACES;
         const uint32_t full = m.q_full + place * 8;
         g.from = at, g.to = g.item + g.count < end ? g.count : end - g.item;
         g.is_last = g.item + g.count >= end;
@@ -216,7 +225,7 @@ struct te__decode_producer {
         if (lane == 0) {
             const bool is_whole = (g.from == 0 && g.to == g.count) || a->cache.decode_cluster;
             g.slot = is_whole ? 0 : te__decode_slot_of(n, g, (int)blockIdx.x, (int)gridDim.x);
-            te__barrier_wait(m.q_empty + place * 8, (number / TE__DECODE_PLACES & 1) ^ 1);
+            te__barrier_wait(m.q_empty + place * 8, (number / PLACES & 1) ^ 1);
             m.groups[place] = g;
             te__barrier_arrive_expect_tx(full, g.rows * D * 2);
             if (number > 0) {
@@ -244,7 +253,7 @@ struct te__decode_producer {
         for (int k0 = run.begin; k0 < run.end; k0 += traits::KEYS) {
             const int left = (run.end - k0 + TE_CACHE_MIN_PAGE - 1) & -TE_CACHE_MIN_PAGE;
             const int rows = left < traits::KEYS ? left : (int)traits::KEYS;
-            TE_UNROLL for (int value = 0; value < 2; value++) {
+            TE_UNROLL for (int value = 0; value < (traits::IS_LATENT ? 1 : 2); value++) {
                 const int64_t head_rows =
                     te__cache_head_rows(&a->cache, value, kv_head, KV_HEADS, D, V, F::CACHE_FORMAT) * BYTES;
                 te__barrier_wait(m.empty + ring.stage * 8, ring.phase ^ 1);
@@ -274,18 +283,6 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* Returns the address of 16-byte chunk `chunk` (0 to 7) of row `row` of a matrix [rows, D] of 16-bit elements in shared
- * memory, which is swizzled as in the cache (te_attention_cache). */
-template <int D>
-TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
-    return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
-}
-/* Returns the address of chunk k + c of a row (chunks of 16 bytes), given the address row_at of the row's chunk k. No
- * bit may be set in both k and c, so that an exclusive or adds c to the swizzled k. Rows must be multiples of 128 bytes
- * long. */
-TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
-    return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
-}
 /* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 k to 16 k +
  * 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are read from
  * shared memory at each use. */
@@ -335,26 +332,19 @@ TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
         s[0][n][e] = even[0][n][e] + odd[0][n][e];
 }
-/* Turns products q k^T into scores in base 2 (times log2(e)): applies softcap, ALiBi, mask and scale. With g = lane /
- * 4, s[b][n][e] belongs to key `key` + 16 b + g + 8 (e / 2). stop: one more than the split's last key. */
+/* Turns products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to key `key` + 16 b + g +
+ * 8 (e / 2). stop: one more than the split's last key. */
 template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
 TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
                              int key) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    te__attn_apply_softcap<F, TILES, NT>(s, a->scale);
-    const float unit = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
     const int needs_mask = te__attn_needs_mask(w.seen, key, TILES * 16) || (TILES > 1 && key + TILES * 16 > stop);
     TE_UNROLL for (int b = 0; b < TILES; b++) TE_UNROLL for (int n = 0; n < NT; n++)
         TE_UNROLL for (int row = 0; row < 2; row++) {
         const te__decode_row<HEADS, KV_HEADS> of(w, n * 8 + 2 * t + row);
         TE_UNROLL for (int half = 0; half < 2; half++) {
-            const int k = key + b * 16 + g + half * 8;
-            float v = s[b][n][2 * half + row];
-            if constexpr (F::ALIBI)
-                v = te__attn_with_alibi<F>(
-                    v, te__attn_alibi_at<HEADS, F>(a->whole, of.head, a->scale, of.query + w.mask.shift - k), 0);
-            if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
-            s[b][n][2 * half + row] = v * unit;
+            float &v = s[b][n][2 * half + row];
+            v = te__decode_score<HEADS, KV_HEADS, F>(v, a, w, of, key + b * 16 + g + half * 8, stop, needs_mask);
         }
     }
 }
@@ -414,66 +404,12 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
- * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet.
- * Their chunks are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key.
- * Called by all consumers. */
-template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
-                                uint32_t stage, int key) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    const int past = w.keys - w.mask.queries, d = value ? V : D, chunks = d / 8;
-    const int first = past > key ? past : key, end = stop < key + TE__DECODE_KEYS ? stop : key + TE__DECODE_KEYS;
-    for (int j = (int)threadIdx.x; j < (end - first) * chunks; j += TE__DECODE_WARPS * 32) {
-        const int k = first + j / chunks, chunk = j % chunks;
-        const uint4 v = *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, k - past, chunk);
-        const uint32_t to = stage + (uint32_t)((k - key) * d * 2 + (chunk ^ (k % 8)) * 16);
-        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                     : "memory");
-    }
-    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    te__decode_consumers_sync();
-}
-/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. The queries of one
- * row, one of each query head that shares the KV head, may lie in several tiles; the row is stored with the tile that
- * has the first of these heads. page: the number of the page of the first new row. */
-template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w, int page) {
-    constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
-    constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
-    const int past = w.keys - w.mask.queries, first = (w.tile * ROWS + GROUP - 1) / GROUP;
-    const int shift = a->cache.page_shift;
-    for (int j = (int)threadIdx.x; w.keys > 0; j += TE__DECODE_WARPS * 32) {
-        const int row = first + j / CHUNKS, in_row = j % CHUNKS, value = in_row >= D / 8, d = value ? V : D;
-        if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
-        const int k = past + row, chunk = value ? in_row - D / 8 : in_row;
-        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
-        const bool is_first = (unsigned)k >> shift == (unsigned)past >> shift;
-        const int64_t to = te__cache_row_in(&a->cache, is_first ? page : w.pages[(unsigned)k >> shift], rows, k, d,
-                                            F::CACHE_FORMAT);
-        *(uint4 *)((uint16_t *)a->cache.pages + to + (chunk ^ (k % 8)) * 8) =
-            *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
-    }
-}
-/* Loads the key and the value of the first new row into the L1, where te__decode_stage_new and te__decode_append will
- * find them. Returns the number of that row's page. These loads take microseconds while the memory is busy. */
-template <int HEADS, int KV_HEADS, int D, class F>
-TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    const int j = (int)threadIdx.x, value = j >= D / 8;
-    uint32_t unused;
-    if (j < (D + V) / 8)
-        asm volatile("ld.global.u32 %0, [%1];"
-                     : "=r"(unused)
-                     : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
-    const int past = w.keys - w.mask.queries;
-    return w.keys > 0 && w.mask.queries > 0 ? __ldcg(w.pages + ((unsigned)past >> a->cache.page_shift)) : 0;
-}
-/* The type of the queries of a tile as B fragments, for a cache in 8 bits (te__decode8_q) or 16 bits (te__decode_q). */
+/* The queries of a tile as B fragments, for latent vectors, or for a cache of 16 or of 8 bits. */
 template <int D, int NT, class F>
-using te__decode_q_of =
-    typename te__choose_type<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>, te__decode_q<D, NT>>::type;
+using te__decode_q_of = typename te__choose_type<
+    F::VALUES_IN_KEYS, te__decode_latent_q<D, NT>,
+    typename te__choose_type<TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), te__decode8_q<D, NT>,
+                             te__decode_q<D, NT>>::type>::type;
 
 /* Computes the result r of this warp for one split, whose keys are `begin` to `stop` (exclusive). The warp processes
  * OF_WARP keys of each stage, 16 or, over a cache of 8 bits, 32. */
@@ -481,9 +417,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_group &w, int begin, int stop,
                                const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
                                const te__decode_memory &memory, te__decode_result<M, NT> &r) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT> traits;
-    constexpr int KEYS = traits::KEYS, OF_WARP = KEYS / TE__DECODE_WARPS;
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
+    constexpr int V = traits::V, KEYS = traits::KEYS, OF_WARP = KEYS / TE__DECODE_WARPS;
     const uint32_t stages = memory.stages, full = memory.full, empty = memory.empty;
     const int warp = (int)threadIdx.x / 32;
     const auto release = [&] {
@@ -502,7 +437,7 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
             const uint32_t tile = stage + (uint32_t)(warp * OF_WARP * traits::row_bytes(D));
             if (has_keys) te__decode8_products<F::CACHE_FORMAT, T, D, NT>(s, q, tile);
         } else {
-            if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 0, stage, k0);
+            if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, end, 0, stage, k0);
             if (has_keys) te__decode_products<T, D, NT>(s, q, stage);
         }
         if (has_keys) te__decode_scores<HEADS, KV_HEADS, F, traits::TILES, NT>(s, a, w, stop, key);
@@ -517,10 +452,41 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
         } else {
             const te__decode_p<T, NT> p(s);
             te__barrier_wait(full + ring.stage * 8, ring.phase);
-            if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, stop, 1, stage, k0);
+            if (end > past) te__decode_stage_new<HEADS, KV_HEADS, D, F>(a, w, end, 1, stage, k0);
             if (has_keys) te__decode_add_pv<T, V, NT>(r.o, p, stage, stop - key);
         }
         release();
+    }
+}
+
+/* Computes the result of split number `at` of group w: the sum over all warps, of which each has a part of the
+ * columns. */
+template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
+TE_FN void te__decode_split(te__decode_result<M, NT> &split, const te_attention_args *a, const te__decode_group &w,
+                            int at, const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
+                            const te__decode_memory &memory, const te__decode_exchange &x) {
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
+    const int begin = w.begin(at), stop = w.end(at);
+    if constexpr (traits::IS_LATENT) {
+        te__decode_latent<T, HEADS, KV_HEADS, D, F, M, NT> of_split(a, w, q, x);
+        for (int k0 = begin; k0 < stop; k0 += 2 * traits::KEYS) {
+            uint32_t stage[2], empty[2];
+            const int count = k0 + traits::KEYS < stop ? 2 : 1; /* the stages of this step */
+            for (int j = 0; j < count; j++) {
+                te__barrier_wait(memory.full + ring.stage * 8, ring.phase);
+                stage[j] = memory.stages + ring.stage * traits::STAGE_BYTES, empty[j] = memory.empty + ring.stage * 8;
+                te__decode_advance(ring, memory.count);
+            }
+            if (count == 1) stage[1] = stage[0];
+            of_split.multiply(stage, count, k0, stop);
+            for (int j = 0; j < count; j++) te__decode_release(empty[j]);
+        }
+        of_split.finish(split);
+    } else {
+        te__decode_result<traits::V / 16, NT> of_warp;
+        of_warp.clear();
+        te__decode_multiply<T, HEADS, KV_HEADS, D, F, traits::V / 16, NT>(a, w, begin, stop, q, ring, memory, of_warp);
+        split = te__decode_add_warps<M, NT>(x, of_warp);
     }
 }
 
@@ -529,37 +495,34 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memory &memory, const te__decode_exchange &x,
                               float *merged) {
-    constexpr int V = te__attn_value_dim<D, F>(), M = V / 16 / TE__DECODE_WARPS, GROUP = HEADS / KV_HEADS;
-    constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP), NT = ROWS / 8;
-    constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(ROWS, V);
-    typedef te__decode_traits<D, V, ROWS, F::CACHE_FORMAT> traits;
-    const te__decode_held<M, NT> held = {merged};
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
+    constexpr int V = traits::V, M = traits::M, NT = traits::NT, PLACES = traits::PLACES;
+    constexpr int FLOATS = TE__DECODE_PARTIAL_FLOATS(traits::ROWS, V);
+    const te__decode_held<M, NT, traits::WARPS> held = {merged};
     te__decode_ring ring = {0, 0};
     int is_last = 0;
     for (int number = 0; !is_last; number++) {
-        const int place = number % TE__DECODE_PLACES;
+        const int place = number % PLACES;
         const te__decode_group &g = memory.groups[place];
-        te__barrier_wait(memory.q_full + place * 8, number / TE__DECODE_PLACES & 1);
+        te__barrier_wait(memory.q_full + place * 8, number / PLACES & 1);
         te__decode_q_of<D, NT, F> q;
-        q.load(memory.q + place * (ROWS * D * 2), g.rows);
+        q.load(memory.q + place * traits::Q_BYTES, g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
         /* Let the next kernel start only now, so that its loads of weights do not delay this kernel's load of
          * queries. */
         if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
-            te__decode_result<V / 16, NT> of_warp;
-            of_warp.clear();
-            te__decode_multiply<T, HEADS, KV_HEADS, D, F, V / 16, NT>(a, g, g.begin(at), g.end(at), q, ring, memory,
-                                                                      of_warp);
-            te__decode_result<M, NT> split = te__decode_add_warps<M, NT>(x, of_warp);
+            te__decode_result<M, NT> split;
+            te__decode_split<T, HEADS, KV_HEADS, D, F>(split, a, g, at, q, ring, memory, x);
             if (a->cache.decode_cluster) {
                 if (at == g.from) te__decode_cluster_wait(); /* all blocks have started */
                 traits::cluster_of(a, memory).send(split, at);
                 continue;
             }
             if (g.from > 0 || g.to < g.count) {
-                te__decode_store_partial(te__decode_partials(a, g.slot, FLOATS) + at * FLOATS, split, g.rows);
+                te__decode_store_partial<V / 16>(te__decode_partials<F>(a, g.slot, FLOATS) + at * FLOATS, split,
+                                                 g.rows);
                 continue;
             }
             if (at > 0) {
@@ -583,10 +546,11 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
 /* Merges the splits of group g in the cluster. Called by all consumers, after the block has sent its results. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode_group &g, const C &cluster) {
-    constexpr int V = te__attn_value_dim<D, F>(), NT = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) / 8;
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
+    constexpr int V = traits::V, NT = traits::NT;
     te__decode_cluster_wait();
     for (int f = te__cluster_rank() + (int)threadIdx.x / 32 * cluster.blocks; f < V / 16;
-         f += TE__DECODE_WARPS * cluster.blocks) {
+         f += traits::WARPS * cluster.blocks) {
         te__decode_result<1, NT> group, split;
         cluster.receive(group, 0, f);
         for (int k = 1; k < g.count; k++) {
@@ -605,9 +569,9 @@ TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode
  * the consumers overwrite in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
-    constexpr int V = te__attn_value_dim<D, F>();
-    typedef te__decode_traits<D, V, TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT> traits;
-    constexpr int GROUP = HEADS / KV_HEADS, PLACES = TE__DECODE_PLACES;
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
+    constexpr int GROUP = HEADS / KV_HEADS, PLACES = traits::PLACES, WARPS = traits::WARPS;
+    constexpr int ARRIVALS = WARPS * TE__DECODE_ARRIVALS;
     __shared__ __align__(8) uint64_t bars[2 * TE__DECODE_MAX_STAGES + 2 * PLACES];
     __shared__ te__decode_group groups[PLACES];
     unsigned char *const q = te__attention_shared, *const o = q + PLACES * traits::Q_BYTES,
@@ -621,9 +585,9 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
     const te__decode_exchange x = {(float *)stats, (float *)stats + traits::STATS_BYTES / 8, (float4 *)o};
     if (threadIdx.x == 0) {
         for (int s = 0; s < count; s++)
-            te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, TE__DECODE_ARRIVALS);
+            te__barrier_init(full + s * 8, 1), te__barrier_init(empty + s * 8, ARRIVALS);
         for (int p = 0; p < PLACES; p++)
-            te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, TE__DECODE_ARRIVALS);
+            te__barrier_init(memory.q_full + p * 8, 1), te__barrier_init(memory.q_empty + p * 8, ARRIVALS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     const te__decode_batch n = te__decode_batch_of<KV_HEADS, GROUP, F>(a, (int *)batch);
@@ -646,11 +610,11 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
     if (begin == end) { /* This block has no split, because its cluster has more blocks than splits. */
         te_kernel_begin();
         te__decode_cluster_wait();
-        if (threadIdx.x >= TE__DECODE_WARPS * 32) return;
+        if (threadIdx.x >= WARPS * 32) return;
         te__decode_cluster_arrive();
         return te__decode_cluster_merge<T, HEADS, KV_HEADS, D, F>(a, first, traits::cluster_of(a, memory));
     }
-    if (threadIdx.x >= TE__DECODE_WARPS * 32) {
+    if (threadIdx.x >= WARPS * 32) {
         te__decode_producer<HEADS, KV_HEADS, D, F> producer = {a,   n, memory, first, begin - first.item,
                                                                end, 0, {0, 0}};
         producer.run();
@@ -690,7 +654,7 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
-    const float *const partials = te__decode_partials(a, te__decode_slot_of(n, g, (int)blockIdx.x, blocks), FLOATS);
+    const float *const partials = te__decode_partials<F>(a, te__decode_slot_of(n, g, (int)blockIdx.x, blocks), FLOATS);
     te__decode_result<1, NT> group, split[AHEAD];
     for (int k0 = 0; k0 < g.count; k0 += AHEAD) {
         TE_UNROLL for (int j = 0; j < AHEAD; j++)
@@ -710,22 +674,22 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* Returns whether there are kernels for decoding with these template arguments. A row must have a multiple of 64
  * elements: only such rows are swizzled in the cache, which avoids bank conflicts. Rows of more than 256 elements do
- * not fit into the registers and the shared memory of these kernels. */
+ * not fit into the registers and the shared memory of these kernels, except those of latent vectors in 16 bits. */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
-    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && D % 64 == 0 && V % 64 == 0 && D <= 256 && V <= 256;
+    const bool fits = F::VALUES_IN_KEYS ? te__decode_latent_fits(D, V) && !TE__CACHE_HAS_SCALES(F::CACHE_FORMAT)
+                                        : D % 64 == 0 && V % 64 == 0 && D <= 256 && V <= 256;
+    return T != TE_f32 && !F::BIAS && !F::MAX_LOGIT && fits;
 }
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, bool = te__decode_exists<T, D, F>()>
-struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS),
-                                                F::CACHE_FORMAT> {
-    typedef te__decode_traits<D, te__attn_value_dim<D, F>(), TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), F::CACHE_FORMAT>
-        traits;
+struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
+    typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
      * Only traits::BLOCKS blocks run there; up to head size 128, BLOCKS is one more, so that blocks of the merge kernel
      * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more registers. */
-        static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
+    static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && traits::ROWS > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
 #if defined __CUDA_ARCH_FEAT_SM90_ALL
@@ -746,20 +710,22 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
      * sequences. */
     static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
-        const int fit = TE__DECODE_MAX_TILES * TE__DECODE_TILE_ROWS(GROUP) / GROUP;
+        const int fit = te__decode_max_tiles(F::VALUES_IN_KEYS) * traits::ROWS / GROUP;
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
-    /* Returns how many blocks form the cluster that processes a group of `splits` splits, or 0 if these are too many
-     * for a cluster, or if the cache has 8 bits. */
+    /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if there are too
+     * many splits for a cluster, if the cache has 8 bits, or if the cluster's memory would leave too few stages, as it
+     * does for latent vectors. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;
-        return splits <= traits::cluster::MAX_SPLITS && !traits::IS_8BIT ? blocks : 0;
+        return splits <= traits::cluster::MAX_SPLITS && !traits::IS_8BIT && !traits::IS_LATENT ? blocks : 0;
     }
     static te_status launch(te_context *ctx, const void *kernel, const void *merge_kernel, const te_attention_args *a,
                             const char *name) {
         const int64_t groups = (int64_t)a->batch * KV_HEADS * te__decode_tiles(a->seq, HEADS / KV_HEADS);
-        const int splits = te__cache_max_splits(a->cache.capacity), in_group = blocks_of_group(splits);
+        const int splits = te__cache_max_splits(a->cache.capacity, F::VALUES_IN_KEYS);
+        const int in_group = blocks_of_group(splits);
         const int is_small_batch = groups * splits <= ctx->processors;
         /* A cluster needs as many free multiprocessors of one GPC as it has blocks. For all clusters to run at the same
          * time, they may together have at most three quarters of the multiprocessors. */
@@ -778,7 +744,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         const te_launch launch = te__launch_of(kernel, name, te__grid_of(blocks, 1), traits::THREADS,
                                                traits::shared_of(args.cache.decode_stages), 1);
         TE_TRY(te__cuda_launch(ctx, launch, &args, sizeof args));
-        if (a->cache.capacity <= TE_CACHE_SPLIT) return TE_OK;
+        if (splits == 1) return TE_OK;
         return te__cuda_launch_plain(ctx, merge_kernel, name,
                                      te__grid_of(blocks - 1, te__attn_value_dim<D, F>() / 16 / TE__DECODE_WARPS),
                                      merge::THREADS, a, sizeof *a);

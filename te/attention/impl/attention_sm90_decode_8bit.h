@@ -21,8 +21,8 @@
 
 #include "../../core/lanes.h"             /* te_amax_bits8 */
 #include "attention_sm80_tiles.h"         /* te__attn_ldmatrix, te__mma_sync */
-#include "attention_sm90_decode_result.h" /* TE__DECODE_WARPS, te__decode_consumers_sync */
-#include "attention_sm90_decode_work.h"   /* te__decode_group */
+#include "attention_sm90_decode_result.h" /* te__decode_result */
+#include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_consumers_sync */
 
 enum {
     TE__DECODE8_KEYS = 128, /* the number of keys of a stage */

@@ -14,8 +14,6 @@
 #include "attention_sm80_tiles.h"       /* te__attn_out_scale, te__attn_raise_amax, te__attn_sink */
 #include "attention_sm90_decode_work.h" /* te__decode_group */
 
-enum { TE__DECODE_WARPS = 4 /* the number of consumer warps of a block */ };
-
 /* The shared memory of te__decode_cluster: STATS bytes for the fragments, and the maxima and sums behind them. The
  * fragments fit, because a cluster has 8 blocks or at least as many blocks as there are splits. */
 template <int FRAGMENTS, int NT>
@@ -39,6 +37,18 @@ struct te__decode_row {
         query = row / GROUP, head = w.kv_head * GROUP + row % GROUP;
     }
 };
+/* Turns the product q k^T of a row of a tile and key k into a score in base 2 (times log2(e)): applies softcap, ALiBi,
+ * mask and scale. needs_mask: 0 if all rows of the tile see key k; stop: one more than the last key of the split. */
+template <int HEADS, int KV_HEADS, class F>
+TE_FN float te__decode_score(float v, const te_attention_args *a, const te__decode_group &w,
+                             const te__decode_row<HEADS, KV_HEADS> &of, int k, int stop, int needs_mask) {
+    v = te__attn_softcapped<F>(v, a->scale);
+    if constexpr (F::ALIBI)
+        v = te__attn_with_alibi<F>(
+            v, te__attn_alibi_at<HEADS, F>(a->whole, of.head, a->scale, of.query + w.mask.shift - k), 0);
+    if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
+    return v * (te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E);
+}
 /* The part of a result that a lane has, for rows 8 n + 2 t and 8 n + 2 t + 1, where t = lane % 4. max: the maximum of
  * the scores, in base 2 (times log2(e)), over all keys of the warp; sum: the sum of the exponentials over the keys of
  * this lane; o[m][n][e]: the accumulator of O^T in row 8 n + 2 t + e % 2 and column 16 m + g + 8 (e / 2), where g =
@@ -54,7 +64,6 @@ struct te__decode_result {
     }
 };
 
-TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
 /* Returns the sum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
 TE_FN float te__decode_sum_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
@@ -133,9 +142,9 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
 }
 /* Shared memory, [numbers, threads], that holds each thread's part of the merged result of those splits of a tile that
  * have been processed so far. The threads have not enough registers to hold it. */
-template <int M, int NT>
+template <int M, int NT, int WARPS>
 struct te__decode_held {
-    enum { THREADS = TE__DECODE_WARPS * 32 };
+    enum { THREADS = WARPS * 32 };
     float *at;
     template <class G>
     __device__ __forceinline__ void each(G f, te__decode_result<M, NT> &r) const {
@@ -232,10 +241,9 @@ TE_FN void te__decode_store(const te_attention_args *a, const te__decode_group &
 }
 /* Stores the partial result of a split in global memory: fragments of O^T, [NT, V / 16, lanes], then the maximum and
  * the sum of each row. */
-template <int M, int NT>
+template <int FRAGMENTS, int M, int NT>
 TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &result, int rows) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
-    constexpr int FRAGMENTS = M * TE__DECODE_WARPS;
     TE_UNROLL for (int n = 0; n < NT; n++) {
         if (n * 8 + 2 * t >= rows) continue;
         TE_UNROLL for (int m = 0; m < M; m++)

@@ -23,8 +23,18 @@ enum {
      * memory */
     TE__DECODE_MAX_SEQUENCES = 512,
     /* the size in bytes of the shared memory for the arrays of a te__decode_batch */
-    TE__DECODE_BATCH_BYTES = (5 * (TE__DECODE_MAX_SEQUENCES + 1) + 16) * 4
+    TE__DECODE_BATCH_BYTES = (5 * (TE__DECODE_MAX_SEQUENCES + 1) + 32) * 4,
+    /* the number of consumer warps of a block, and the same if values are parts of keys */
+    TE__DECODE_WARPS = 4,
+    TE__DECODE_LATENT_WARPS = 8
 };
+template <class F> TE_BOTH constexpr int te__decode_warps(void) {
+    return F::VALUES_IN_KEYS ? (int)TE__DECODE_LATENT_WARPS : (int)TE__DECODE_WARPS;
+}
+/* The barrier of a block's consumers. */
+template <int WARPS = TE__DECODE_WARPS> TE_FN void te__decode_consumers_sync(void) {
+    asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
+}
 
 /* The keys that at least one query of a range of consecutive queries of a sequence sees, and the splits that contain
  * these keys. A split is a range of 1 << shift keys, the unit of work of a block. */
@@ -47,7 +57,7 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
     w.mask = te__attn_mask_between(queries, w.keys, F::LEFT, F::RIGHT);
     w.seen = te__attn_keys_of(w.mask, query, count);
     if (w.seen.end > w.keys) w.seen.end = w.keys;
-    w.shift = te__cache_split_shift(w.keys);
+    w.shift = te__cache_split_shift(w.keys, F::VALUES_IN_KEYS);
     w.first = w.seen.first >> w.shift;
     w.splits = w.seen.end > w.seen.first ? ((w.seen.end - 1) >> w.shift) + 1 - w.first : 1;
     return w;
@@ -72,6 +82,7 @@ struct te__decode_batch {
      * sequence has more than `longest` rows: `longest`, or 0 if another kernel processes such a sequence
      * (te_attention_cache.short_rows) */
     int longest, beyond;
+    int values_in_keys; /* the option of this name, on which the size of the splits depends */
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n <= longest ? n : beyond;
@@ -98,7 +109,8 @@ struct te__decode_batch {
         const int i = sequence_of(first_stage, stage), in_sequence = stage - first_stage[i] * heads;
         const int stages = first_stage[i + 1] - first_stage[i], splits = first_split[i + 1] - first_split[i];
         if (stages <= 0) return first_split[i] * heads;
-        const int shift = te__cache_split_shift((past[i] < 0 ? 0 : past[i]) + rows(i)) - TE__DECODE_KEYS_SHIFT;
+        const int keys = (past[i] < 0 ? 0 : past[i]) + rows(i);
+        const int shift = te__cache_split_shift(keys, values_in_keys) - TE__DECODE_KEYS_SHIFT;
         const int head = in_sequence / stages, split = (in_sequence - head * stages + (1 << shift) - 1) >> shift;
         return first_split[i] * heads + head * splits + (split < splits ? split : splits);
     }
@@ -120,7 +132,7 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
     const int heads = KV_HEADS * tiles;
     te__decode_batch n = {first_split, first_stage, first_row, past,   slot,
                           a->batch,    heads,       tiles,     0,      a->seq,
-                          a->cache.short_rows ? 0 : a->seq};
+                          a->cache.short_rows ? 0 : a->seq,  F::VALUES_IN_KEYS};
     for (int i = thread; i <= n.count; i += threads) {
         const int row = !i ? 0 : s.first ? __ldcg(s.first + i) : i * s.max_seqlen;
         first_row[i] = row < 0 ? 0 : row > s.rows ? s.rows : row;
@@ -147,13 +159,13 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
             const int other = __shfl_up_sync(~0u, before[k], o);
             if (lane >= o) before[k] += other;
         }
-        if (lane == 31) warp_sums[k * 8 + warp] = before[k];
+        if (lane == 31) warp_sums[k * 16 + warp] = before[k];
         before[k] -= sum[k];
     }
     __syncthreads();
     for (int w = 0; w < threads / 32; w++) TE_UNROLL for (int k = 0; k < 2; k++) {
-        if (w < warp) before[k] += warp_sums[k * 8 + w];
-        total[k] += warp_sums[k * 8 + w];
+        if (w < warp) before[k] += warp_sums[k * 16 + w];
+        total[k] += warp_sums[k * 16 + w];
     }
     for (int i = from; i < to; i++) first_split[i] = before[0], first_stage[i] = before[1], add(i, before);
     if (thread == 0) first_split[n.count] = total[0], first_stage[n.count] = total[1];
@@ -231,6 +243,23 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
     te__decode_complete<GROUP, F>(g, n);
 }
 
+/* ---- a stage in shared memory ------------------------------------------------------------------------------------ */
+
+/* Returns the address of 16-byte chunk `chunk` (0 to 7) of row `row` of a matrix [rows, D] of 16-bit elements in shared
+ * memory, which is swizzled as in the cache (te_attention_cache). */
+template <int D>
+TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
+    return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
+}
+/* Returns the address of chunk k + c of a row (chunks of 16 bytes), given the address row_at of the row's chunk k. No
+ * bit may be set in both k and c, so that an exclusive or adds c to the swizzled k. Rows must be multiples of 128 bytes
+ * long. */
+TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
+    return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
+}
+
+/* ---- new rows ---------------------------------------------------------------------------------------------------- */
+
 /* Returns the address in qkv of elements 8 chunk to 8 chunk + 7 of the key (value 0) or of the value (value 1) of new
  * row `row`: the keys and values of new rows are not in the cache yet. */
 template <int HEADS, int KV_HEADS, int D, class F>
@@ -240,6 +269,64 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     const int64_t column = te__attn_kv_column<HEADS, KV_HEADS, D, F>(value, w.kv_head);
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
+
+/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
+ * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet.
+ * Their chunks are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key.
+ * Called by all consumers. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int end, int value,
+                                uint32_t stage, int key) {
+    constexpr int V = te__attn_value_dim<D, F>(), WARPS = te__decode_warps<F>();
+    const int past = w.keys - w.mask.queries, d = value ? V : D, chunks = d / 8, first = past > key ? past : key;
+    for (int j = (int)threadIdx.x; j < (end - first) * chunks; j += WARPS * 32) {
+        const int k = first + j / chunks, chunk = j % chunks;
+        const uint4 v = *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, k - past, chunk);
+        const uint32_t to = stage + (uint32_t)((k - key) * d * 2 + (chunk ^ (k % 8)) * 16);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                     : "memory");
+    }
+    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    te__decode_consumers_sync<WARPS>();
+}
+/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. The queries of one
+ * row, one of each query head that shares the KV head, may lie in several tiles; the row is stored with the tile that
+ * has the first of these heads. page: the number of the page of the first new row. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w, int page) {
+    constexpr int V = te__attn_stored_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
+    constexpr int ROWS = TE__DECODE_TILE_ROWS(GROUP);
+    const int past = w.keys - w.mask.queries, first = (w.tile * ROWS + GROUP - 1) / GROUP;
+    const int shift = a->cache.page_shift;
+    for (int j = (int)threadIdx.x; w.keys > 0; j += te__decode_warps<F>() * 32) {
+        const int row = first + j / CHUNKS, in_row = j % CHUNKS, value = in_row >= D / 8, d = value ? V : D;
+        if (row * GROUP >= (w.tile + 1) * ROWS || row >= w.mask.queries) break;
+        const int k = past + row, chunk = value ? in_row - D / 8 : in_row;
+        const int64_t rows = te__cache_head_rows(&a->cache, value, w.kv_head, KV_HEADS, D, V, F::CACHE_FORMAT);
+        const bool is_first = (unsigned)k >> shift == (unsigned)past >> shift;
+        const int64_t to = te__cache_row_in(&a->cache, is_first ? page : w.pages[(unsigned)k >> shift], rows, k, d,
+                                            F::CACHE_FORMAT);
+        *(uint4 *)((uint16_t *)a->cache.pages + to + (chunk ^ (k % 8)) * 8) =
+            *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
+    }
+}
+/* Loads the key and the value of the first new row into the L1, where te__decode_stage_new and te__decode_append will
+ * find them. Returns the number of that row's page. These loads take microseconds while the memory is busy. */
+template <int HEADS, int KV_HEADS, int D, class F>
+TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
+    constexpr int V = te__attn_stored_value_dim<D, F>();
+    static_assert((D + V) / 8 <= te__decode_warps<F>() * 32, "te: attention: each thread loads one part of a new row");
+    const int j = (int)threadIdx.x, value = j >= D / 8;
+    uint32_t unused;
+    if (j < (D + V) / 8)
+        asm volatile("ld.global.u32 %0, [%1];"
+                     : "=r"(unused)
+                     : "l"(te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, 0, value ? j - D / 8 : j)));
+    const int past = w.keys - w.mask.queries;
+    return w.keys > 0 && w.mask.queries > 0 ? __ldcg(w.pages + ((unsigned)past >> a->cache.page_shift)) : 0;
+}
+/* ---- memory for partial results ---------------------------------------------------------------------------------- */
 
 /* Returns the slot of memory for the partial results of a group (a tile of queries) whose splits are processed by more
  * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the
@@ -253,8 +340,8 @@ TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &
 }
 /* Returns the address of a slot, which holds the partial result of each split of a group. floats: the size of a partial
  * result, in floats. */
-TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
-    return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
+template <class F> TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
+    return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity, F::VALUES_IN_KEYS) * floats;
 }
 
 #endif

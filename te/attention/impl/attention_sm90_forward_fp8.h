@@ -591,9 +591,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_s
 };
 
 #define TE_ATTENTION_FORWARD_FP8(name, dtype, heads, kv_heads, head_dim, options)                               \
-    TE__ATTENTION_CUDA_ASSERT(dtype, heads, kv_heads, head_dim)                                                 \
+    TE__ATTENTION_CUDA_VARIANT(name, dtype, heads, kv_heads, head_dim, options)                                 \
     TE__ATTENTION_FP8_ASSERT(dtype, head_dim)                                                                   \
-    TE__ATTENTION_VARIANT(name, options)                                                                           \
     TE__ATTENTION_FP8_PASSES(name, dtype, heads, kv_heads, head_dim)                                            \
     typedef te__attn_sm90_fp8<TE_##dtype, (heads), (kv_heads), (head_dim), name##_variant> name##_of;            \
     TE__ATTENTION_SHELL(name##_wgmma, name##_of)                                                                \
