@@ -18,10 +18,7 @@
 #include <unistd.h>
 
 #include "te/te.h"
-
-static te_context ctx;
-static te_comm comm;
-static int64_t compared, wrong;
+#include "rank_test.h"
 
 static te_status read_back(void *to, const void *from, size_t bytes) {
     TE_TRY(te_copy(&ctx, to, from, bytes));
@@ -40,12 +37,6 @@ static void compare(const char *name, int64_t at, float got, float want, double 
         printf("rank %d: %s: element %lld is %.9g, should be %.9g\n", comm.world.rank, name, (long long)at, got, want);
 }
 
-static void refuses(te_status status, te_status want, const char *words) {
-    compared++;
-    if (status == want && strstr(te_last_error(&ctx), words)) return;
-    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
-                    words);
-}
 
 /* ---- optimizer states -------------------------------------------------------------------------------------------- */
 
@@ -138,14 +129,6 @@ static te_status loaded(const te_checkpoint *all, const char *path) {
     const te_status status = te_checkpoint_load(all, &file, &ctx);
     te_safetensors_close(&file);
     return status;
-}
-static int64_t bytes_of(char **bytes, const char *path) {
-    FILE *f = fopen(path, "rb");
-    const int64_t n = f && !fseek(f, 0, SEEK_END) ? (int64_t)ftell(f) : 0;
-    *bytes = (char *)malloc((size_t)n + 1);
-    const int64_t got = f && *bytes && !fseek(f, 0, SEEK_SET) ? (int64_t)fread(*bytes, 1, (size_t)n, f) : -1;
-    if (f) (void)fclose(f);
-    return got == n ? n : -1;
 }
 /* Both replicas must save the same file. Then `sharded` is overwritten, and loads the file. */
 static te_status through_file(const char *name, replica *sharded, replica *all, const char *path) {
