@@ -46,6 +46,8 @@ done
 progress 20 "ranks with other settings than each other"
 # Communicators that cannot be made, and ranks with other settings than each other.
 for mode in refused tensor divides copies native settings; do timeout 120 mpirun --oversubscribe -n 2 "$work/create" $mode; done
+timeout 60 mpirun --oversubscribe -n 2 "$work/create" late >"$work/log" 2>&1 || true # the process ends without MPI_Finalize
+grep "^late: te_comm_create, rank 0 of 2: another rank has not come within 2 seconds (MPI_Init)" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 timeout 60 mpirun --oversubscribe -n 2 "$work/create" counts >"$work/log" 2>&1 || true # MPI does not end well after this error
 grep -q "another rank may have another count, or another collective, with [0-9]* elements here" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 echo "counts that differ between ranks: the error names the count"
