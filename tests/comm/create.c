@@ -104,7 +104,9 @@ int main(int argc, char **argv) {
         config.timeout = 2;
         if (rank) sleep(8);
         else expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_COMM, "rank 0 of 2: another rank has not come within 2 seconds (MPI_Init)", mode);
-        if (!rank) printf("%s: %s\n", mode, te_last_error(&ctx)), fflush(stdout), _exit(3); /* exit handlers of MPI would wait */
+        if (!rank) printf("%s: %s\n", mode, te_last_error(&ctx));
+        if (!rank) expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_STATE, "a process has one try", "a second call");
+        if (!rank) fflush(stdout), _exit(3); /* exit handlers of MPI would wait */
     } else if (!strcmp(mode, "refused")) {
         if (rank) config.rank = 0;
         expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_VALUE, rank ? "MPI says rank 1 of 2" : "rank 1 of 2 refuses its config", mode);

@@ -244,8 +244,10 @@ TE_API void *te__mpi_thread_run(void *p) {
 /* Initialises MPI, and waits at most comm->timeout seconds until all ranks do. After an error the thread may wait in
  * MPI_Init for ever, so it keeps its memory. */
 TE_API te_status te__mpi_init(te_comm *comm, te_context *ctx) {
+    static int gave_up; /* 1: an earlier call's thread still waits in MPI_Init */
     const double since = te__seconds();
     sigset_t all, before;
+    TE_REQUIRE(!gave_up, ctx, TE_ERROR_STATE, "te_comm_create: an earlier call has failed; a process has one try");
     te__mpi_thread *t = (te__mpi_thread *)calloc(1, sizeof *t);
     TE_REQUIRE(t, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *t);
     (void)pthread_mutex_init(&t->mutex, 0), (void)pthread_cond_init(&t->wakes, 0);
@@ -258,7 +260,7 @@ TE_API te_status te__mpi_init(te_comm *comm, te_context *ctx) {
     }
     for (; !__atomic_load_n(&t->started, __ATOMIC_ACQUIRE); te__sleep_1ms()) {
         if (te__seconds() - since < comm->timeout) continue;
-        (void)pthread_detach(t->thread);
+        (void)pthread_detach(t->thread), gave_up = 1;
         (void)te_fail(ctx, TE_ERROR_COMM, "te_comm_create, rank %d of %d: another rank has not come within %g seconds "
                       "(MPI_Init)", comm->world.rank, comm->world.size, comm->timeout);
         return te__comm_failed(comm, ctx);
