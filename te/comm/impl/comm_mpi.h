@@ -21,7 +21,6 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>  /* sched_yield */
-#include <signal.h> /* pthread_sigmask */
 #include <stdlib.h> /* malloc */
 
 typedef MPI_Comm te__comm_native;
@@ -246,15 +245,11 @@ TE_API void *te__mpi_thread_run(void *p) {
 TE_API te_status te__mpi_init(te_comm *comm, te_context *ctx) {
     static int gave_up; /* 1: an earlier call's thread still waits in MPI_Init */
     const double since = te__seconds();
-    sigset_t all, before;
     TE_REQUIRE(!gave_up, ctx, TE_ERROR_STATE, "te_comm_create: an earlier call has failed; a process has one try");
     te__mpi_thread *t = (te__mpi_thread *)calloc(1, sizeof *t);
     TE_REQUIRE(t, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *t);
     (void)pthread_mutex_init(&t->mutex, 0), (void)pthread_cond_init(&t->wakes, 0);
-    (void)sigfillset(&all), (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the caller's threads */
-    const int failed = pthread_create(&t->thread, 0, te__mpi_thread_run, t);
-    (void)pthread_sigmask(SIG_SETMASK, &before, 0);
-    if (failed) {
+    if (pthread_create(&t->thread, 0, te__mpi_thread_run, t)) {
         free(t);
         return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot create a thread");
     }
