@@ -27,7 +27,7 @@ for program in create ranks peers shards buckets layers experts norm_last produc
     compilers+=($!)
 done
 "${CC:-gcc}" -std=c11 -pedantic -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -DGPT_RANKS=2 \
-    -DGPT_CONTEXT=ring '-DGPT_SIZES(X)=X(tiny, 2, 32, 2, 64, 256) X(odd, 5, 48, 3, 64, 256)' -I. "${compile[@]}" examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
+    -DGPT_CONTEXT=ring -DGPT_KV_HEADS=2 '-DGPT_SIZES(X)=X(tiny, 2, 32, 4, 64, 256) X(odd, 5, 48, 6, 64, 257)' -I. "${compile[@]}" examples/train_gpt/train_gpt.c -o "$work/train_gpt" -lm "${link[@]}" &
 compilers+=($!)
 "${CC:-gcc}" -std=c11 -O1 -Wall -Wextra -Wshadow -Werror -DTE_COMM -DTE_KEEP_CALLS -I. "${compile[@]}" \
     examples/performance/performance.c -o "$work/performance" -lm "${link[@]}" &
@@ -46,6 +46,8 @@ done
 progress 20 "ranks with other settings than each other"
 # Communicators that cannot be made, and ranks with other settings than each other.
 for mode in refused tensor divides copies native settings; do timeout 120 mpirun --oversubscribe -n 2 "$work/create" $mode; done
+timeout 60 mpirun --oversubscribe -n 2 "$work/create" late >"$work/log" 2>&1 || true # the process ends without MPI_Finalize
+grep "^late: te_comm_create, rank 0 of 2: another rank has not come within 2 seconds (MPI_Init)" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 timeout 60 mpirun --oversubscribe -n 2 "$work/create" counts >"$work/log" 2>&1 || true # MPI does not end well after this error
 grep -q "another rank may have another count, or another collective, with [0-9]* elements here" "$work/log" && ! grep -q FAIL "$work/log" || { cat "$work/log" && exit 1; }
 echo "counts that differ between ranks: the error names the count"
@@ -235,7 +237,7 @@ misuse() { # N TEXT ARGUMENT...
     echo "train_gpt on $1: $2"
 }
 misuse 1 "--tp 3: this program is for 1 or 2; compile it with -DGPT_RANKS=3" --tp 3
-misuse 1 "--tp must divide the heads and the vocabulary of --size: odd" --tp 2 --size odd
+misuse 1 "--tp must divide the heads, those of k and v, and the vocabulary of --size: odd" --tp 2 --size odd
 misuse 3 "--tp 2 --dp 2 wants 4 processes, and here are 3; mpirun -n 4" --tp 2 --dp 2
 misuse 2 "2 processes, each a run of its own; --dp 2, or --tp N, makes them one"
 misuse 1 "--tp 2 --dp 1 wants 2 processes, and here are 1; mpirun -n 2" --tp 2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Randomly changed files must not cause a crash or a read out of bounds, and no damaged checkpoint may be accepted. Each target runs for
-# a few seconds; for a search, pass a larger number. Checkpoints and files of FP8 weights are changed with a new checksum, too.
+# a few seconds; for a search, pass a larger number. Checkpoints, saved caches and files of FP8 weights are changed with a new checksum,
+# too.
 #
 #     tests/fuzz.sh [SECONDS]              for each of tests/fuzz/*_fuzz.c (default 6); BUILD=folder to keep the inputs that it finds
 set -euo pipefail

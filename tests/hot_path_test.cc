@@ -114,8 +114,11 @@ TEST_CASE("a training step allocates nothing and waits for nothing") {
     counted.allocate = counted_allocate, counted.synchronize = counted_synchronize;
     t.ctx.target = &counted;
     allocations = waits = 0;
+    const size_t tiles = t.ctx.kernel_memory_bytes; // of kernels on the host, since the first step
     for (int i = 0; i < 5; i++) REQUIRE(t.step() == TE_OK);
     t.ctx.target = real;
+    CHECK((TE_CUDA || tiles > 0));
+    CHECK(t.ctx.kernel_memory_bytes == tiles);
     CHECK(allocations == 0);
     CHECK(waits == 0);
 }

@@ -378,6 +378,11 @@ TEST_CASE("wrong casts are refused, and write nothing", "[microscaled]") {
     CHECK(std::string(te_last_error(ctx)).find("amax is null") != std::string::npos);
     q.amax = (float *)amax.data(), q.hadamard = q.square_blocks = 1;
     CHECK(nv_bf16_run(&q, ctx) == TE_ERROR_VALUE);
+    q.hadamard = 0, q.rng = (const te_rng *)x.data();
+    CHECK(nv_bf16_run(&q, ctx) == TE_ERROR_VALUE);
+    CHECK(std::string(te_last_error(ctx)).find("blocks of 16 x 16 are rounded to nearest; rng must be null") != std::string::npos);
+    q.rng = nullptr;
+    CHECK(nv_bf16_run(&q, ctx) == TE_OK);
     q.y.scales = nullptr;
     CHECK(mx_bf16_run(&q, ctx) == TE_ERROR_NULL);
     CHECK(std::string(te_last_error(ctx)).find("y.scales is null") != std::string::npos);

@@ -109,6 +109,8 @@
     X(head_norm_partial, MODEL, OPS_DTYPE, (head_norm1p, n, 1, 1, 64), (rope, r, 1, 1, 64, (rotary_dim, 32)), (bias, b, 192)) \
     X(head_norm_interleaved, MODEL, OPS_DTYPE, (head_norm, n, 5, 2, 16, (eps, 0)), (rope, r, 5, 2, 16, (interleaved, 1), (rotary_dim, 12), (scaling, llama3), (factor, 8), (original_length, 32))) \
     X(head_norm_rope_odd, MODEL, OPS_DTYPE, (linear, l, 37, 57), (head_norm, n, 1, 1, 19), (rope, r, 1, 1, 19, (rotary_dim, 10))) \
+    X(head_norm_rope_512, MODEL, OPS_DTYPE, (head_norm, n, 2, 1, 512), (rope, r, 2, 1, 512, (rotary_dim, 496))) \
+    X(head_norm_500, MODEL, OPS_DTYPE, (linear, l, 37, 1500), (head_norm1p, n, 1, 1, 500)) \
     X(olmo2, MODEL, OPS_DTYPE, (linear, l, 40, 128), (rmsnorm, q, 128, (columns, 64)), (rmsnorm, k, 128, (first, 64), (columns, 32)), (rope, r, 4, 2, 16), (attention, a, 4, 2, 16), (linear, o, 64, 40)) \
     X(mla, MODEL, OPS_DTYPE, (fork, x), (linear, q_a, 48, 32), (rmsnorm, q_n, 32), (linear, q_b, 32, 2 * 48), (fork, q), (load, x), (linear, kv_a, 48, 40), \
         (rmsnorm, kv_n, 40, (columns, 24)), (fork, c), (slice, k_r, 24, 16), (fork, k_rope), (load, c), (slice, c_kv, 0, 24), (fork, kv), (linear, k_b, 24, 2 * 32), \

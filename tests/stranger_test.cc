@@ -14,6 +14,7 @@ namespace {
 
 TE_SEQUENTIAL(plain, f32, (fork, x), (rmsnorm, n, 32), (linear, fc1, 32, 64), (gelu, a), (linear, fc2, 64, 32), (add, x))
 TE_SEQUENTIAL(turned, f32, (linear, qkv, 32, 96), (rope, r, 2, 2, 16), (attention, a, 2, 2, 16), (linear, proj, 32, 32))
+TE_SEQUENTIAL(texts, f32, (embedding, e, 48, 32), (linear, lm, 32, 48), (cross_entropy, ce, 48))
 TE_SEQUENTIAL(loss, f32, (linear, lm, 32, 48), (cross_entropy, ce, 48))
 #define FP8_LIST (rmsnorm, n1, 32), (linear, fc1, 32, 64), (gelu, act), (linear, fc2, 64, 32)
 TE_SEQUENTIAL(scaled, (bf16, (recipe, fp8_delayed)), FP8_LIST)
@@ -127,6 +128,31 @@ TEST_CASE("backward has the positions of its forward") {
             b.positions = at_backward;
             CHECK(turned_backward(dx, dy, &s, &m, &b, t) == (at_forward == at_backward ? TE_OK : TE_ERROR_VALUE));
         }
+}
+
+TEST_CASE("backward has the tokens and the labels of its forward") {
+    target t;
+    pool p(t);
+    texts m;
+    BIND(texts, p, m);
+    te_saved s = saved_of(p, texts_saved_bytes(ROWS));
+    int32_t *ids = (int32_t *)p.get(ROWS * sizeof(int32_t)), *others = (int32_t *)p.get(ROWS * sizeof(int32_t));
+    REQUIRE(te_fill(t, ids, 0, ROWS * sizeof *ids) == TE_OK);
+    REQUIRE(te_fill(t, others, 0, ROWS * sizeof *others) == TE_OK);
+    const te_tensor y = te_matrix(p.get(ROWS * sizeof(float)), TE_f32, ROWS, 1);
+    te_batch b = batch_of(2, ROWS / 2);
+    b.tokens = b.labels = ids, b.ignore_index = -1, b.loss_scale = 1;
+    REQUIRE(texts_forward(y, &s, te_none(), &m, &b, t) == TE_OK);
+    const auto refused = [&](te_batch at_backward, const char *text) {
+        CHECK(texts_backward(te_none(), te_none(), &s, &m, &at_backward, t) == TE_ERROR_VALUE);
+        CHECK(std::string(te_last_error(t)).find(text) != std::string::npos);
+    };
+    te_batch other = b;
+    other.tokens = others, refused(other, "the forward had its tokens at");
+    other = b, other.tokens = nullptr, refused(other, "tokens");
+    other = b, other.labels = others, refused(other, "the forward had its labels at");
+    other = b, other.ignore_index = 3, refused(other, "ignored -1, this batch");
+    CHECK(texts_backward(te_none(), te_none(), &s, &m, &b, t) == TE_OK);
 }
 
 TEST_CASE("a loss count that is no number makes the gradients none") {

@@ -86,17 +86,24 @@
 #define GPT_WEIGHTS GPT_DTYPE
 #endif
 #define GPT_FP8 (recipe, GPT_RECIPE), (gradients, GPT_GRADIENTS), (weights, GPT_WEIGHTS)
+#ifdef GPT_KV_HEADS /* -DGPT_KV_HEADS=2: grouped-query attention, with so many heads of k and v in every size */
+#define GPT_KV(HEADS) GPT_KV_HEADS
+#else
+#define GPT_KV(HEADS) (HEADS)
+#endif
 #ifdef GPT_DROPOUT /* -DGPT_DROPOUT=0.1f */
 #define DROPOUT(name) (dropout, name, GPT_DROPOUT),
 #else
 #define DROPOUT(name)
 #endif
 
+/* The width of q, k and v, on each of N ranks. */
+#define GPT_QKV(H, HEADS, N) (((HEADS) + 2 * GPT_KV(HEADS)) * ((H) / (HEADS)) / (N))
 #define GPT_EMBED(V, T, H) (embedding, wte, V, H), (positions, wpe, T, H)
 /* [block] */
 #define GPT_BLOCK(H, HEADS)                                                                                 \
-    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                     \
-    (attention, attn, HEADS, HEADS, (H) / (HEADS) CONTEXT),                                                 \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, GPT_QKV(H, HEADS, 1)), (bias, qkv_b, GPT_QKV(H, HEADS, 1)), \
+    (attention, attn, HEADS, GPT_KV(HEADS), (H) / (HEADS) CONTEXT),                                         \
     (linear, proj, H, H), (bias, proj_b, H), DROPOUT(drop1) (add, x1),                                      \
     (fork, x2), (layernorm, ln2, H), (linear, fc1, H, 4 * (H)), (bias, fc1_b, 4 * (H)), (gelu, act),        \
     (linear, fc2, 4 * (H), H), (bias, fc2_b, H), DROPOUT(drop2) (add, x2)
@@ -116,8 +123,8 @@
     (gelu, act), (expert_linear, fc2, 4 * (H), H, E, (recipe, GPT_EXPERTS_RECIPE)),                         \
     (expert_bias, fc2_b, H, E)
 #define GPT_BLOCK_EXPERTS(H, HEADS)                                                                         \
-    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, 3 * (H)), (bias, qkv_b, 3 * (H)),                     \
-    (attention, attn, HEADS, HEADS, (H) / (HEADS) CONTEXT),                                                       \
+    (fork, x1), (layernorm, ln1, H), (linear, qkv, H, GPT_QKV(H, HEADS, 1)), (bias, qkv_b, GPT_QKV(H, HEADS, 1)), \
+    (attention, attn, HEADS, GPT_KV(HEADS), (H) / (HEADS) CONTEXT),                                         \
     (linear, proj, H, H), (bias, proj_b, H), DROPOUT(drop1) (add, x1),                                      \
     (fork, x2), (layernorm, ln2, H), GPT_ROUTED_MLP(H, GPT_EXPERTS), DROPOUT(drop2) (add, x2)
 /* [experts] */
@@ -151,8 +158,9 @@
 #define GPT_BLOCK_RANKS(H, HEADS, ENTER, LEAVE, N) \
     (fork, x1), (layernorm, ln1, H), (ENTER, enter1), GPT_BLOCK_BEHIND_NORM(H, HEADS, ENTER, LEAVE, N)
 #define GPT_BLOCK_BEHIND_NORM(H, HEADS, ENTER, LEAVE, N)                                                    \
-    (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
-    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS) CONTEXT),                                 \
+    (linear, qkv, H, GPT_QKV(H, HEADS, N), (shard, columns), (parts, 3), (first_part, (HEADS) / GPT_KV(HEADS))), \
+    (bias, qkv_b, GPT_QKV(H, HEADS, N)),                                                                    \
+    (attention, attn, (HEADS) / (N), GPT_KV(HEADS) / (N), (H) / (HEADS) CONTEXT),                           \
     (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
     DROPOUT(drop1) (add, x1),                                                                               \
     (fork, x2), (layernorm, ln2, H), (ENTER, enter2), (linear, fc1, H, 4 * (H) / (N), (shard, columns)),    \
@@ -164,8 +172,9 @@
 /* [experts_ranks] */
 #define GPT_BLOCK_EXPERTS_RANKS(H, HEADS, ENTER, LEAVE, N)                                                   \
     (fork, x1), (layernorm, ln1, H), (ENTER, enter1),                                                       \
-    (linear, qkv, H, 3 * (H) / (N), (shard, columns), (parts, 3)), (bias, qkv_b, 3 * (H) / (N)),            \
-    (attention, attn, (HEADS) / (N), (HEADS) / (N), (H) / (HEADS) CONTEXT),                                 \
+    (linear, qkv, H, GPT_QKV(H, HEADS, N), (shard, columns), (parts, 3), (first_part, (HEADS) / GPT_KV(HEADS))), \
+    (bias, qkv_b, GPT_QKV(H, HEADS, N)),                                                                    \
+    (attention, attn, (HEADS) / (N), GPT_KV(HEADS) / (N), (H) / (HEADS) CONTEXT),                           \
     (linear, proj, (H) / (N), H, (shard, rows)), (LEAVE, leave1), (bias, proj_b, H),                        \
     DROPOUT(drop1) (add, x1), (fork, x2), (layernorm, ln2, H), (ENTER, enter2),                             \
     (router, route, H, GPT_EXPERTS, (top_k, GPT_TOP_K), (renormalise, 1), (aux_loss, GPT_AUX_LOSS), (ranks, N)), \
@@ -183,9 +192,9 @@
     (output, x), (layernorm, next, H)
 #define GPT_LOGITS_NORM_LAST(V, H, N) (copy_to_group, enter_head), (tied_linear, lm, H, (V) / (N), (shard, columns))
 /* [norm_last] */
-/* If GPT_RANKS does not divide the heads or the vocabulary of a size, its lists below are for one rank, and --tp refuses
- * the size. The same holds for the lists with experts and the number of experts. */
-#define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
+/* If GPT_RANKS does not divide the heads, those of k and v, or the vocabulary of a size, its lists below are for one
+ * rank, and --tp refuses the size. The same holds for the lists with experts and the number of experts. */
+#define GPT_RANKS_OF(HEADS, V) ((HEADS) % GPT_RANKS || GPT_KV(HEADS) % GPT_RANKS || (V) % GPT_RANKS ? 1 : GPT_RANKS)
 #define GPT_EXPERT_RANKS_OF(HEADS, V) (GPT_EXPERTS % GPT_RANKS ? 1 : GPT_RANKS_OF(HEADS, V))
 #define GPT_DEFINE_KIND(size, OPTION, ENTER, LEAVE, H, HEADS, T, V, N)                                                \
     TE_SEQUENTIAL(embed_##size, (GPT_DTYPE, OPTION), GPT_EMBED_RANKS(V, T, H, LEAVE, N))                              \
@@ -1598,7 +1607,8 @@ int main(int argc, char **argv) {
         if (!strcmp(o.size, gpt_sizes[i].name)) size = &gpt_sizes[i];
     if (!size) die("unknown size (tiny, small, gpt2)", o.size);
     check_stages(&o, size);
-    if (o.tp > 1 && size->ranks != o.tp) die("--tp must divide the heads and the vocabulary of --size", o.size);
+    if (o.tp > 1 && size->ranks != o.tp)
+        die("--tp must divide the heads, those of k and v, and the vocabulary of --size", o.size);
     if (o.plan) {
         te_plan_print(stdout, size->lists[ends_in_norms(&o) ? GPT_TP_NORM_LAST : kind_of(&o)].block());
         return 0;

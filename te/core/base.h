@@ -141,8 +141,12 @@ typedef float te_row_sum;
 typedef double te_row_sum;
 #endif
 
-TE_BOTH int64_t te_min(int64_t a, int64_t b) { return a < b ? a : b; }
-TE_BOTH int64_t te_max(int64_t a, int64_t b) { return a > b ? a : b; }
+/* The smaller and the larger of two integers. The macros have the names of the functions: `| 0` leaves an integer as it
+ * is, and makes a float a compile error, which would otherwise lose its fraction without a warning. */
+TE_BOTH int64_t te__min(int64_t a, int64_t b) { return a < b ? a : b; }
+TE_BOTH int64_t te__max(int64_t a, int64_t b) { return a > b ? a : b; }
+#define te_min(a, b) te__min((a) | 0, (b) | 0)
+#define te_max(a, b) te__max((a) | 0, (b) | 0)
 TE_BOTH int64_t te_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b; }
 

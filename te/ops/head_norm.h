@@ -1,6 +1,6 @@
 /* head_norm.h -- RMSNorm of each head of q and of k, on packed rows [q of all heads, k of all kv_heads, v of all
- * kv_heads]; v passes through unchanged. x and y are [rows, (heads + 2 kv_heads) head_dim]; head_dim is at most 480.
- * Dehghani et al. 2023 (QK norm); Qwen3, Gemma 3.
+ * kv_heads]; v passes through unchanged. x and y are [rows, (heads + 2 kv_heads) head_dim]; head_dim is at most 512;
+ * above 496 it and the rope's rotary_dim must be multiples of 16. Dehghani et al. 2023 (QK norm); Qwen3, Gemma 3.
  *
  *   (head_norm, name, heads, kv_heads, head_dim)     option (eps, 1e-5f)
  *   (head_norm1p, ..)                                the same with 1 + weight (zero-centred, Gemma 3)
@@ -47,7 +47,7 @@
     (static_assert((TE_ARG1(op, 0)) > 0 && (TE_ARG2(op, 0)) > 0 && (TE_ARG3(op, 0)) > 0,                          \
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": heads, kv_heads and head_dim must be positive"); \
      static_assert((TE_ARG3(op, 0)) <= (int)TE_HEAD_NORM_MAX_DIM,                                                 \
-                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": head_dim is 480 at most");                       \
+                   "te: " TE_STRING(model) ": " TE_CALLED(op) ": head_dim is 512 at most");                       \
      TE_ASSERT_NUMBER(TE__HEAD_EPS(op) >= 0 && TE__HEAD_EPS(op) < 3e38f,                                          \
                       "te: " TE_STRING(model) ": " TE_CALLED(op) ": eps must be a finite number of at least 0");)
 
@@ -56,15 +56,16 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim, with which a head has at most 32 chunks, one for each lane of a
-                                 * warp */
+    TE_HEAD_NORM_MAX_DIM = 512, /* the largest head_dim: 32 chunks of 16 columns, so one for each lane of a warp */
+    TE_HEAD_MAX_CHUNKS = 32,    /* the number of lanes in a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
     TE_HEAD_ROWS_BACKWARD = TE_CUDA ? 4 : 1,     /* the largest number of rows that a block of backward computes at a
                                                   * time */
     TE_HEAD_PREFETCH = TE_CUDA ? 4 : 1,          /* number of heads whose loads a lane has in flight in forward */
     TE_HEAD_PREFETCH_BACKWARD = TE_CUDA ? 2 : 1, /* number of heads whose loads a lane has in flight in backward */
-    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : 32       /* the largest number of chunks (te_head_chunk) that one lane holds */
+    TE_HEAD_LANE_CHUNKS = TE_CUDA ? 1 : TE_HEAD_MAX_CHUNKS /* the largest number of chunks (te_head_chunk) that one
+                                                            * lane holds */
 };
 
 /* The compile-time constants of a kernel. */
@@ -374,12 +375,20 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                        TE_SHARED float te_cos_sin[TE_HEAD_ROWS_BACKWARD * TE__COS_SIN_FLOATS(rotary)];               \
                        te_head_norm_gradient(te_args, te_at, te_cos_sin, name##_of()))                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_backward_run(r, s, name##_launch); }
+/* The number of pairs (te_head_shape), and that of the chunks of a head (te_head_chunks), as constants. */
+#define TE__HEAD_PAIRS(op, rotary, interleaved) \
+    (!(rotary) ? (TE_ARG3(op, 0)) / 2 : (interleaved) ? 0 : (rotary) / 2)
+#define TE__HEAD_CHUNKS(dim, pairs) (((pairs) + 7) / 8 + ((dim) - 2 * (pairs) + 15) / 16)
 #define TE__HEAD_SHAPE(name, model, dtype, op, rope_dim, is_interleaved, is_scaled, from, to)                        \
+    static_assert(TE__HEAD_CHUNKS(TE_ARG3(op, 0), TE__HEAD_PAIRS(op, rope_dim, is_interleaved)) <=                   \
+                      (int)TE_HEAD_MAX_CHUNKS,                                                                       \
+                  "te: " #name ": " TE_CALLED(op)                                                                    \
+                  ": above 496 columns, head_dim and rotary_dim must be multiples of 16");                           \
     TE_BOTH te_head_shape name##_of(void) {                                                                          \
         te_head_shape k;                                                                                             \
         k.heads = TE_ARG1(op, 0), k.kv_heads = TE_ARG2(op, 0), k.dim = TE_ARG3(op, 0);                               \
         k.rotary = rope_dim, k.interleaved = is_interleaved, k.scaled = is_scaled;                                   \
-        k.pairs = !k.rotary ? k.dim / 2 : k.interleaved ? 0 : k.rotary / 2;                                          \
+        k.pairs = TE__HEAD_PAIRS(op, rope_dim, is_interleaved);                                                      \
         k.zero_centred = TE__IS_1P(op), k.eps = TE__HEAD_EPS(op);                                                    \
         k.x = (te_dtype)(from), k.y = (te_dtype)(to), k.w = TE_##dtype, k.saved = (te_dtype)TE_DTYPE_IN(model, op);  \
         return k;                                                                                                    \

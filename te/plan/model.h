@@ -520,6 +520,10 @@ typedef struct te_saved {
     int batch, seq, position, context;
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
+    /* the same for what the list reads: tokens, if it begins with an embedding; labels and ignore_index, if it ends in
+     * a loss */
+    const int32_t *tokens, *labels;
+    int ignore_index;
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory in the forward call */
     const void *x;
     void *y;

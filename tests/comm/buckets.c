@@ -12,10 +12,7 @@
 #include <unistd.h>
 
 #include "te/te.h"
-
-static te_context ctx;
-static te_comm comm;
-static int64_t compared, wrong;
+#include "rank_test.h"
 
 /* ---- lists ------------------------------------------------------------------------------------------------------- */
 
@@ -280,12 +277,6 @@ static te_status run_leave(void) {
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static void refuses(te_status status, te_status want, const char *words) {
-    compared++;
-    if (status == want && strstr(te_last_error(&ctx), words)) return;
-    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
-                    words);
-}
 static te_status run_refuse(void) {
     static net n;
     te_buckets b, other;

@@ -14,6 +14,7 @@
 #include "te/te.h"
 #include "te/infer.h"
 #include "te/context_parallel.h"
+#include "rank_test.h"
 
 enum { WIDTH = 48, BATCH = 2, SEQ = 528, ROWS = BATCH * SEQ, COUNT = ROWS * WIDTH };
 
@@ -61,9 +62,6 @@ TE_SEQUENTIAL(plain, f32, (linear, qkv, WIDTH, 3 * WIDTH), (attention, a, 4, 4, 
 TE_SEQUENTIAL(few, f32, (linear, qkv, WIDTH, 72), (attention, a, 4, 1, 12, (context, all_to_all)))
 TE_SEQUENTIAL(last, f32, (linear, qkv, WIDTH, WIDTH), (last_token, l))
 
-static te_context ctx;
-static te_comm comm;
-static int64_t compared, wrong;
 static double largest;
 
 /* A list and its results, on whole sequences or on this rank's part of them. */
@@ -202,12 +200,6 @@ static te_status check(const te_plan *plan) {
 
 /* ---- what is refused --------------------------------------------------------------------------------------------- */
 
-static void refused(te_status got, te_status want, const char *words) {
-    compared++;
-    if (got == want && strstr(te_last_error(&ctx), words)) return;
-    wrong++,
-        printf("rank %d: %s (%s), and not: %s\n", comm.world.rank, te_status_string(got), te_last_error(&ctx), words);
-}
 static te_status forward(layer *l, const te_batch *b) {
     l->batch = *b, l->rows = (int64_t)b->batch * b->seq;
     return te_plan_forward(te_matrix(l->y, TE_f32, l->rows, l->model.plan->out), &l->saved, rows_of(l, l->x),
@@ -219,44 +211,44 @@ static te_status refusals(void) {
     TE_TRY(make(&w, plain_plan(), 0));
     te_batch b = w.batch;
     b.seq = 8, b.context = 1, b.batch = 1;
-    refused(forward(&w, &b), TE_ERROR_STATE, "attention a was declared without (context, gather), ring or");
+    refuses(forward(&w, &b), TE_ERROR_STATE, "attention a was declared without (context, gather), ring or");
     b.seq = 7;
-    refused(forward(&w, &b), TE_ERROR_SHAPE, "batch.seq is 7; with batch.context it must be even");
+    refuses(forward(&w, &b), TE_ERROR_SHAPE, "batch.seq is 7; with batch.context it must be even");
     b.seq = 8, b.context = 2;
-    refused(forward(&w, &b), TE_ERROR_VALUE, "batch.context is 2; it is 0 or 1");
+    refuses(forward(&w, &b), TE_ERROR_VALUE, "batch.context is 2; it is 0 or 1");
     b.context = 1, b.position = 3;
-    refused(forward(&w, &b), TE_ERROR_VALUE, "batch.context does not go with batch.position");
+    refuses(forward(&w, &b), TE_ERROR_VALUE, "batch.context does not go with batch.position");
     TE_TRY(make(&l, last_plan(), 0));
     b.position = 0;
-    refused(te_plan_forward(te_matrix(l.y, TE_f32, 1, WIDTH), &l.saved, te_matrix(l.x, TE_f32, 8, WIDTH), last_plan(),
+    refuses(te_plan_forward(te_matrix(l.y, TE_f32, 1, WIDTH), &l.saved, te_matrix(l.x, TE_f32, 8, WIDTH), last_plan(),
                             &l.model, &b, &ctx),
             TE_ERROR_VALUE, "(last_token, l) needs whole sequences");
     drop(&l);
     drop(&w);
     TE_TRY(make(&l, few_plan(), 0));
-    refused(forward(&l, &b), TE_ERROR_SHAPE, "the 1 kv_heads of attention a are not shared out evenly among the");
+    refuses(forward(&l, &b), TE_ERROR_SHAPE, "the 1 kv_heads of attention a are not shared out evenly among the");
     drop(&l);
     TE_TRY(make(&w, heads_varlen_plan(), 0));
     b = w.batch, b.seq = ROWS / comm.context.size - 2, b.context = 1;
     if (!TE_CUDA) /* cu_seqlens is in device memory, which the host does not read */
-        refused(forward(&w, &b), TE_ERROR_VALUE, "batch.cu_seqlens ends at 1056, the batch has");
+        refuses(forward(&w, &b), TE_ERROR_VALUE, "batch.cu_seqlens ends at 1056, the batch has");
     b.seq += 2, b.seq /= 2, b.batch = 2;
-    refused(forward(&w, &b), TE_ERROR_SHAPE, "batch.batch is 2; with batch.context and batch.cu_seqlens it is 1");
+    refuses(forward(&w, &b), TE_ERROR_SHAPE, "batch.batch is 2; with batch.context and batch.cu_seqlens it is 1");
     TE_TRY(make(&l, ring_varlen_plan(), 0));
     b.seq *= 2, b.batch = 1;
-    refused(forward(&l, &b), TE_ERROR_VALUE, "batch.cu_seqlens, unless attention a has (context, all_to_all)");
+    refuses(forward(&l, &b), TE_ERROR_VALUE, "batch.cu_seqlens, unless attention a has (context, all_to_all)");
     drop(&l);
     TE_TRY(make(&l, ring_plan(), 0));
     memset(&b, 0, sizeof b), b.batch = 1, b.context = 1;
     b.seq = SEQ / comm.context.size + 2;
-    refused(forward(&l, &b), TE_ERROR_SHAPE, "positions at holds 528");
+    refuses(forward(&l, &b), TE_ERROR_SHAPE, "positions at holds 528");
     b.seq = SEQ / comm.context.size;
     const te_status status = forward(&l, &b);
     if (status != TE_OK) return status;
     l.batch.context = 0;
-    refused(te_plan_backward(rows_of(&l, l.dx), rows_of(&l, l.dy), &l.saved, l.model.plan, &l.model, &l.batch, &ctx),
+    refuses(te_plan_backward(rows_of(&l, l.dx), rows_of(&l, l.dy), &l.saved, l.model.plan, &l.model, &l.batch, &ctx),
             TE_ERROR_VALUE, "the forward had batch.context 1, this batch has 0");
-    refused(te_cp_take(tokens, tokens, 1, 7, te_cp_group(&ctx), &ctx), TE_ERROR_SHAPE, "are not shared out among");
+    refuses(te_cp_take(tokens, tokens, 1, 7, te_cp_group(&ctx), &ctx), TE_ERROR_SHAPE, "are not shared out among");
     drop(&l), drop(&w);
     return TE_OK;
 }

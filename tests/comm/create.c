@@ -1,6 +1,7 @@
 /* create.c -- communicators that cannot be made, and ranks that were started with other settings than each other: every rank returns an error that names the cause, and no
  * rank waits for ever.
  *
+ *     mpirun -n 2 create late          rank 1 does not come
  *     mpirun -n 2 create refused       rank 1's config is wrong
  *     mpirun -n 2 create tensor        the ranks have other tensor groups
  *     mpirun -n 2 create divides       config.copies does not divide config.tensor
@@ -99,7 +100,14 @@ int main(int argc, char **argv) {
     if (te_context_create(&ctx, 0, 1) != TE_OK) return 1;
     alarm(60); /* a rank that waits for ever fails the test */
     config.timeout = 20;
-    if (!strcmp(mode, "refused")) {
+    if (!strcmp(mode, "late")) {
+        config.timeout = 2;
+        if (rank) sleep(8);
+        else expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_COMM, "rank 0 of 2: another rank has not come within 2 seconds (MPI_Init)", mode);
+        if (!rank) printf("%s: %s\n", mode, te_last_error(&ctx));
+        if (!rank) expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_STATE, "a process has one try", "a second call");
+        if (!rank) fflush(stdout), _exit(3); /* exit handlers of MPI would wait */
+    } else if (!strcmp(mode, "refused")) {
         if (rank) config.rank = 0;
         expect(te_comm_create(&comm, &config, &ctx), TE_ERROR_VALUE, rank ? "MPI says rank 1 of 2" : "rank 1 of 2 refuses its config", mode);
     } else if (!strcmp(mode, "tensor")) {

@@ -56,6 +56,19 @@ TE_SEQUENTIAL(llama31_sp4, (f32, (rows, shard)), TE_LLAMA31_BLOCK_SP(b, HIDDEN, 
 TWO_KV(LISTS_OF_4)
 LISTS(qwen2_kv1, TE_QWEN2_BLOCK, (b, HIDDEN, FFN, 8, 1, 6, 1000000.0f))
 
+/* Attention whose heads differ: each has its own slope and its own sink. */
+#define SLOPES(ENTER, LEAVE, N)                                                                                       \
+    (fork, b_x), (rmsnorm, b_norm1, HIDDEN), (ENTER, b_enter),                                                        \
+    (linear, b_qkv, HIDDEN, 16 * 6 / N, (shard, columns), (parts, 3), (first_part, 2)),                               \
+    (attention, b_attn, 8 / N, 4 / N, 6, (alibi, 1), (sinks, 1)),                                                     \
+    (linear, b_proj, 8 * 6 / N, HIDDEN, (shard, rows)), (LEAVE, b_leave), (add, b_x)
+TE_SEQUENTIAL(slopes, f32, (fork, b_x), (rmsnorm, b_norm1, HIDDEN), (linear, b_qkv, HIDDEN, 16 * 6),
+              (attention, b_attn, 8, 4, 6, (alibi, 1), (sinks, 1)), (linear, b_proj, 8 * 6, HIDDEN), (add, b_x))
+TE_SEQUENTIAL(slopes_tp2, f32, SLOPES(copy_to_group, all_reduce, 2))
+TE_SEQUENTIAL(slopes_tp4, f32, SLOPES(copy_to_group, all_reduce, 4))
+TE_SEQUENTIAL(slopes_sp2, (f32, (rows, shard)), SLOPES(all_gather, reduce_scatter, 2))
+TE_SEQUENTIAL(slopes_sp4, (f32, (rows, shard)), SLOPES(all_gather, reduce_scatter, 4))
+
 TE_SEQUENTIAL(mixtral_ep2, (f32, (rows, shard)), TE_MIXTRAL_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2, 2))
 TE_SEQUENTIAL(mixtral_ep4, (f32, (rows, shard)), TE_MIXTRAL_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 2, 4))
 TE_SEQUENTIAL(qwen3_moe_ep2, (f32, (rows, shard)), TE_QWEN3_MOE_BLOCK_EP(b, HIDDEN, FFN, 8, 4, 6, 1000000.0f, EXPERTS, 3, 2))
@@ -76,7 +89,8 @@ static te_packed llama_file[] = { /* with 4 kv heads; use_kv_heads changes that 
     {"q_norm", "b_heads", "q_weight", 0, 0}, {"k_norm", "b_heads", "k_weight", 0, 0},         /* Qwen3 */
     {"q_bias", "b_qkv_bias", "bias", 8 * 6, 0}, {"k_bias", "b_qkv_bias", "bias", 4 * 6, 0},   /* Qwen2 */
     {"v_bias", "b_qkv_bias", "bias", 0, 0}, {"after1", "b_norm1_after", "weight", 0, 0},      /* Gemma 2 */
-    {"after2", "b_norm2_after", "weight", 0, 0}, {"gate", "b_router", "weight", 0, 0}};       /* a mixture of experts */
+    {"after2", "b_norm2_after", "weight", 0, 0}, {"gate", "b_router", "weight", 0, 0},        /* a mixture of experts */
+    {"sinks", "b_attn", "sinks", 0, 0}};
 enum { GPT_FILE = sizeof gpt_file / sizeof *gpt_file, LLAMA_FILE = sizeof llama_file / sizeof *llama_file };
 
 static void use_kv_heads(int kv) {
@@ -161,6 +175,9 @@ static te_status make(layer *l, const te_plan *plan, int whole, int sharers) {
     TE_TRY(te_fill_normal(l->dy, TE_f32, ROWS * HIDDEN, 0.0f, 1.0f, 7, 2, &ctx));
     TE_TRY(te_model_bind(&l->model, plan, l->param, params, l->params, l->grads, &ctx));
     TE_TRY(te_model_randomize(&l->model, 0.2f, 7, 100, &ctx));
+    for (int i = 0; i < params; i++)
+        if (!strcmp(l->param[i].field, "sinks")) /* which begin as zeros */
+            TE_TRY(te_fill_normal(l->param[i].data, TE_f32, l->param[i].cols, 0.0f, 1.0f, 7, 3, &ctx));
     TE_TRY(te_synchronize(&ctx));
     TE_TRY(exchange(l, whole));
     void *saved;
@@ -271,6 +288,7 @@ static te_status run(int kv) {
     if (kv != 4) return TE_OK;
     LAYERS(CHECK)
     CHECK(llama31)
+    CHECK(slopes)
     TE_TRY(check(mixtral_plan(), four ? mixtral_ep4_plan() : mixtral_ep2_plan(), 1));
     TE_TRY(check(qwen3_moe_plan(), four ? qwen3_moe_ep4_plan() : qwen3_moe_ep2_plan(), 1));
     return TE_OK;

@@ -18,10 +18,7 @@
 #include <unistd.h>
 
 #include "te/te.h"
-
-static te_context ctx;
-static te_comm comm;
-static int64_t compared, wrong;
+#include "rank_test.h"
 
 static te_status read_back(void *to, const void *from, size_t bytes) {
     TE_TRY(te_copy(&ctx, to, from, bytes));
@@ -40,12 +37,6 @@ static void compare(const char *name, int64_t at, float got, float want, double 
         printf("rank %d: %s: element %lld is %.9g, should be %.9g\n", comm.world.rank, name, (long long)at, got, want);
 }
 
-static void refuses(te_status status, te_status want, const char *words) {
-    compared++;
-    if (status == want && strstr(te_last_error(&ctx), words)) return;
-    wrong++, printf("rank %d: %s: %s, not about: %s\n", comm.world.rank, te_status_string(status), te_last_error(&ctx),
-                    words);
-}
 
 /* ---- optimizer states -------------------------------------------------------------------------------------------- */
 
@@ -139,14 +130,6 @@ static te_status loaded(const te_checkpoint *all, const char *path) {
     te_safetensors_close(&file);
     return status;
 }
-static int64_t bytes_of(char **bytes, const char *path) {
-    FILE *f = fopen(path, "rb");
-    const int64_t n = f && !fseek(f, 0, SEEK_END) ? (int64_t)ftell(f) : 0;
-    *bytes = (char *)malloc((size_t)n + 1);
-    const int64_t got = f && *bytes && !fseek(f, 0, SEEK_SET) ? (int64_t)fread(*bytes, 1, (size_t)n, f) : -1;
-    if (f) (void)fclose(f);
-    return got == n ? n : -1;
-}
 /* Both replicas must save the same file. Then `sharded` is overwritten, and loads the file. */
 static te_status through_file(const char *name, replica *sharded, replica *all, const char *path) {
     const te_named_model of_sharded[MODELS] = {{"a", &sharded->a.model}, {"b", &sharded->b.model}, {"c", &sharded->c.model},
@@ -223,18 +206,21 @@ static te_status run_states(const char *path) {
 
 /* Of 4 ranks, each has 15 columns of the small vocabulary. For the large one, linear_cross_entropy computes pieces of rows
  * or, with 2 ranks, of columns. */
-enum { VOCABULARY = 60, LARGE = 1680, WIDTH = 24, ROWS = 300 };
+enum { VOCABULARY = 60, LARGE = 1680, WIDTH = 24, ROWS = 300, PADDING = 34 };
 
 #define LOSS (label_smoothing, 0.1f), (z_loss, 1e-2f)
 #define LISTS(dtype, N)                                                                                               \
     TE_SEQUENTIAL(loss_##dtype##N, dtype, (copy_to_group, c), (linear, head, WIDTH, VOCABULARY / N, (shard, columns)), \
                   (softcap, cap, 30.0f), (cross_entropy, loss, VOCABULARY, (ranks, (N)), LOSS))                       \
     TE_SEQUENTIAL(table_##dtype##N, dtype, (embedding, tokens, VOCABULARY, WIDTH, (ranks, N)), (all_reduce, r),       \
-                  (scale, twice, 2.0f))
+                  (scale, twice, 2.0f))                                                                               \
+    TE_SEQUENTIAL(padded_##dtype##N, dtype,                                                                           \
+                  (embedding, tokens, VOCABULARY, WIDTH, (ranks, N), (padding_idx, PADDING)), (all_reduce, r))
 #define WHOLE(dtype)                                                                                                  \
     TE_SEQUENTIAL(loss_##dtype, dtype, (linear, head, WIDTH, VOCABULARY), (softcap, cap, 30.0f),                      \
                   (cross_entropy, loss, VOCABULARY, LOSS))                                                            \
     TE_SEQUENTIAL(table_##dtype, dtype, (embedding, tokens, VOCABULARY, WIDTH), (scale, twice, 2.0f))                 \
+    TE_SEQUENTIAL(padded_##dtype, dtype, (embedding, tokens, VOCABULARY, WIDTH, (padding_idx, PADDING)))              \
     TE_SEQUENTIAL(row_##dtype, dtype, (linear, head, WIDTH, LARGE), (cross_entropy, loss, LARGE, LOSS))               \
     LISTS(dtype, 1) LISTS(dtype, 2) LISTS(dtype, 3) LISTS(dtype, 4)
 WHOLE(f32)
@@ -327,9 +313,11 @@ static te_status vocabulary_of(const te_plan *shared, const te_plan *whole, int 
      : size == 3 ? kind##_##dtype##3_plan() : kind##_##dtype##4_plan())
 static te_status run_vocabulary(int size) {
     TE_TRY(vocabulary_of(OF_RANKS(table, f32), table_f32_plan(), VOCABULARY));
+    TE_TRY(vocabulary_of(OF_RANKS(padded, f32), padded_f32_plan(), VOCABULARY));
     TE_TRY(vocabulary_of(OF_RANKS(loss, f32), loss_f32_plan(), VOCABULARY));
     TE_TRY(vocabulary_of(OF_RANKS(row, f32), row_f32_plan(), LARGE));
     TE_TRY(vocabulary_of(OF_RANKS(table, bf16), table_bf16_plan(), VOCABULARY));
+    TE_TRY(vocabulary_of(OF_RANKS(padded, bf16), padded_bf16_plan(), VOCABULARY));
     TE_TRY(vocabulary_of(OF_RANKS(loss, bf16), loss_bf16_plan(), VOCABULARY));
     return vocabulary_of(OF_RANKS(row, bf16), row_bf16_plan(), LARGE);
 }

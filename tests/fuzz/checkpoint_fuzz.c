@@ -28,7 +28,7 @@ static void make(void) {
     static te_model *models[1];
     te_adamw_config config = te_adamw_defaults(1e-3f);
     void *p, *g, *o;
-    char path[] = "/tmp/te_checkpoint_fuzz_XXXXXX";
+    char path[FUZZ_PATH];
     models[0] = &m.model;
     need(te_context_create(&ctx, 0, 1) == TE_OK, "context");
     params_bytes = fuzzed_param_bytes();
@@ -40,7 +40,7 @@ static void make(void) {
     need(te_adamw_init(&opt, o, te_adamw_bytes(models, 1), models, 1, &config, &ctx) == TE_OK, "optimizer");
     names[0].name = "h0", names[0].model = &m.model;
     all.models = names, all.count = 1, all.optimizer = &opt, all.random = 1;
-    fuzz_temporary(path);
+    fuzz_temporary(path, "checkpoint");
     need(te_checkpoint_save(path, &all, &ctx) == TE_OK, "save");
     fuzz_read(&file, path), (void)remove(path);
     params = (char *)p, before = (char *)malloc(params_bytes);

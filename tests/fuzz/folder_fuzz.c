@@ -20,7 +20,7 @@ static const char *const names[FILES] = {"config.json", "model.safetensors.index
 
 static te_context ctx;
 static fuzz_file files[FAMILIES][FILES];
-static char folder[] = "/tmp/te_folder_fuzz_XXXXXX";
+static char folder[FUZZ_PATH];
 
 static void need(int ok, const char *what) {
     if (ok) return;
@@ -98,6 +98,7 @@ static te_status load(void) {
     return status;
 }
 static void make(void) {
+    fuzz_name(folder, "folder");
     need(te_context_create(&ctx, 0, 1) == TE_OK && mkdtemp(folder), "folder");
     atexit(gone);
     for (size_t i = 0; i < FAMILIES; i++) {

@@ -34,7 +34,7 @@ static void *get(size_t bytes) {
 }
 /* Saves the weights of a list after a step, so that fp8_delayed has scales for its inputs. */
 static void save(fuzz_file *file, const te_plan *plan) {
-    char path[] = "/tmp/te_fp8_fuzz_XXXXXX";
+    char path[FUZZ_PATH];
     te_model m, *models[1];
     te_param params[MAX_PARAMS];
     te_recipes recipes;
@@ -52,7 +52,7 @@ static void save(fuzz_file *file, const te_plan *plan) {
     saved.memory = get(saved.bytes = te_plan_saved_bytes(plan, ROWS));
     need(te_context_reserve(&ctx, te_plan_workspace_bytes(plan, &m, ROWS, &ctx)) == TE_OK, "workspace");
     need(te_plan_forward(y, &saved, x, plan, &m, &batch, &ctx) == TE_OK && te_recipes_step(&recipes, &ctx) == TE_OK, "step");
-    fuzz_temporary(path);
+    fuzz_temporary(path, "fp8");
     need(te_fp8_weights_save(path, &named, 1, &ctx) == TE_OK, "save");
     fuzz_read(file, path), (void)remove(path);
     te_release(&ctx, weights), te_release(&ctx, grads), te_release(&ctx, scales), te_release(&ctx, saved.memory);

@@ -37,7 +37,7 @@ static void shard(te_param *p, int n) {
     }
 }
 static void make(void) {
-    char path[] = "/tmp/te_packed_fuzz_XXXXXX";
+    char path[FUZZ_PATH];
     need(te_context_create(&ctx, 0, 1) == TE_OK, "context");
     for (int i = 0; i < KINDS; i++) {
         const te_plan *plan = i ? half_plan() : whole_plan();
@@ -56,7 +56,7 @@ static void make(void) {
         need(te_packed_covers(&loads[i].list, &loads[i].m, &ctx) == TE_OK, "covers");
     }
     be(0);
-    fuzz_temporary(path);
+    fuzz_temporary(path, "packed");
     need(te_safetensors_write(path, loads[0].list.tensor, loads[0].list.count, 0, 0, &ctx) == TE_OK, "write");
     fuzz_read(&file, path), (void)remove(path);
 }

@@ -7,7 +7,7 @@
 
 static te_context ctx;
 static fuzz_file file;
-static char path[] = "/tmp/te_tune_fuzz_XXXXXX";
+static char path[FUZZ_PATH];
 
 static void need(int ok, const char *what) {
     if (ok) return;
@@ -32,7 +32,7 @@ static void make(void) {
         "step linear_bias_gelu:e4m3*e4m3.bf16.fast infer 128 192 64 bf16 1 3 2000 1900 1500 1400\n"};
     char *text = (char *)file.good;
     need(te_context_create(&ctx, 0, 1) == TE_OK, "context");
-    fuzz_temporary(path), atexit(gone);
+    fuzz_temporary(path, "tune"), atexit(gone);
     need(te__tune_header(text, sizeof file.good, &ctx) == TE_OK, "header");
     size_t n = strlen(text);
     for (int i = 2; i < 4; i++) n += (size_t)snprintf(text + n, sizeof file.good - n, "%s", lines[i]);

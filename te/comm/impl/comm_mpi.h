@@ -19,6 +19,7 @@
 #endif
 #endif
 #include <mpi.h>
+#include <pthread.h>
 #include <sched.h>  /* sched_yield */
 #include <stdlib.h> /* malloc */
 
@@ -220,6 +221,52 @@ TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_conte
     TE_TRY(te__mpi_status(g, MPI_Comm_rank(comm, &g->rank), "MPI_Comm_rank", ctx));
     return te__mpi_status(g, MPI_Comm_size(comm, &g->size), "MPI_Comm_size", ctx);
 }
+/* The thread that initialises MPI and finalizes it. MPI_Init has no time limit; te_comm_create, which waits for this
+ * thread, has one. MPI_Finalize must be called by the thread that has called MPI_Init. */
+typedef struct te__mpi_thread {
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t wakes;
+    int started;      /* 1: MPI_Init_thread has returned */
+    int ends;         /* under the mutex; 1: the thread shall finalize MPI */
+    int error, level; /* results of MPI_Init_thread. level: which threads may call MPI, such as MPI_THREAD_SERIALIZED */
+} te__mpi_thread;
+TE_API void *te__mpi_thread_run(void *p) {
+    te__mpi_thread *t = (te__mpi_thread *)p;
+    t->error = MPI_Init_thread(0, 0, MPI_THREAD_SERIALIZED, &t->level);
+    __atomic_store_n(&t->started, 1, __ATOMIC_RELEASE);
+    (void)pthread_mutex_lock(&t->mutex);
+    while (!t->ends) (void)pthread_cond_wait(&t->wakes, &t->mutex);
+    (void)pthread_mutex_unlock(&t->mutex);
+    (void)MPI_Finalize();
+    return 0;
+}
+/* Initialises MPI, and waits at most comm->timeout seconds until all ranks do. After an error the thread may wait in
+ * MPI_Init for ever, so it keeps its memory. */
+TE_API te_status te__mpi_init(te_comm *comm, te_context *ctx) {
+    static int gave_up; /* 1: an earlier call's thread still waits in MPI_Init */
+    const double since = te__seconds();
+    TE_REQUIRE(!gave_up, ctx, TE_ERROR_STATE, "te_comm_create: an earlier call has failed; a process has one try");
+    te__mpi_thread *t = (te__mpi_thread *)calloc(1, sizeof *t);
+    TE_REQUIRE(t, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *t);
+    (void)pthread_mutex_init(&t->mutex, 0), (void)pthread_cond_init(&t->wakes, 0);
+    if (pthread_create(&t->thread, 0, te__mpi_thread_run, t)) {
+        free(t);
+        return te_fail(ctx, TE_ERROR_MEMORY, "te_comm_create: cannot create a thread");
+    }
+    for (; !__atomic_load_n(&t->started, __ATOMIC_ACQUIRE); te__sleep_1ms()) {
+        if (te__seconds() - since < comm->timeout) continue;
+        (void)pthread_detach(t->thread), gave_up = 1;
+        (void)te_fail(ctx, TE_ERROR_COMM, "te_comm_create, rank %d of %d: another rank has not come within %g seconds "
+                      "(MPI_Init)", comm->world.rank, comm->world.size, comm->timeout);
+        return te__comm_failed(comm, ctx);
+    }
+    comm->mpi = t;
+    TE_TRY(te__mpi_status(&comm->world, t->error, "MPI_Init", ctx));
+    TE_REQUIRE(t->level >= MPI_THREAD_SERIALIZED, ctx, TE_ERROR_STATE, "te_comm_create: this MPI has no "
+               "MPI_THREAD_SERIALIZED; call MPI_Init before te_comm_create, which then has no time limit");
+    return TE_OK;
+}
 /* Opens the world group, which consists of all processes that mpirun started. */
 TE_API te_status te__comm_world(te_comm *comm, const te__comm_start *start, te_context *ctx) {
     int is_initialized = 0, is_finalized = 0;
@@ -227,10 +274,7 @@ TE_API te_status te__comm_world(te_comm *comm, const te__comm_start *start, te_c
     (void)MPI_Finalized(&is_finalized);
     TE_REQUIRE(!is_finalized, ctx, TE_ERROR_STATE, "te_comm_create: MPI is finalized, and cannot be initialised again");
     TE_TRY(te__mpi_status(&comm->world, MPI_Initialized(&is_initialized), "MPI_Initialized", ctx));
-    if (!is_initialized) {
-        TE_TRY(te__mpi_status(&comm->world, MPI_Init(0, 0), "MPI_Init", ctx));
-        comm->closes = 1;
-    }
+    if (!is_initialized) TE_TRY(te__mpi_init(comm, ctx));
     const int rank = comm->world.rank, size = comm->world.size;
     TE_TRY(te__mpi_open(&comm->world, MPI_COMM_WORLD, 0, ctx));
     TE_REQUIRE(comm->world.rank == rank && comm->world.size == size, ctx, TE_ERROR_VALUE,
@@ -281,9 +325,15 @@ TE_API void te__comm_forget_graphs(te_context *ctx) { (void)ctx; }
 TE_API int te__comm_abort_all(te_comm *comm) { return (void)comm, 1; }
 TE_API void te__comm_close(te_comm *comm) {
     int is_finalized = 0;
+    te__mpi_thread *t = (te__mpi_thread *)comm->mpi;
     /* after a failure MPI is not finalized, because MPI_Finalize would wait for all other ranks */
-    if (!comm->closes || comm->failed) return;
-    if (MPI_Finalized(&is_finalized) == MPI_SUCCESS && !is_finalized) (void)MPI_Finalize();
+    if (!t || comm->failed || MPI_Finalized(&is_finalized) != MPI_SUCCESS || is_finalized) return;
+    (void)pthread_mutex_lock(&t->mutex);
+    t->ends = 1;
+    (void)pthread_cond_signal(&t->wakes), (void)pthread_mutex_unlock(&t->mutex);
+    (void)pthread_join(t->thread, 0);
+    (void)pthread_cond_destroy(&t->wakes), (void)pthread_mutex_destroy(&t->mutex);
+    free(t);
 }
 /* Waits for all enqueued work. On the host each collective has already waited for the other ranks, so only
  * te_synchronize remains. */

@@ -346,6 +346,7 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     saved->plan = plan, saved->model = m, saved->batch = b->batch, saved->seq = b->seq, saved->position = b->position;
     saved->sequences = b->sequences, saved->max_seqlen = b->max_seqlen, saved->cu_seqlens = b->cu_seqlens;
     saved->positions = b->positions, saved->context = b->context;
+    saved->tokens = b->tokens, saved->labels = b->labels, saved->ignore_index = b->ignore_index;
     saved->memory_rows = r.memory;
     const te_tensor in = te__caller(&r, TE__CALLER_x), out = te__caller(&r, TE__CALLER_y);
     saved->x = in.data, saved->x_stride = in.stride, saved->y = out.data, saved->y_stride = out.stride;
@@ -378,6 +379,13 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->positions == b->positions, ctx, TE_ERROR_VALUE,
                "%s: the forward had its positions at %p, this batch has them at %p", plan->name,
                (const void *)saved->positions, (const void *)b->positions);
+    TE_REQUIRE(saved->tokens == b->tokens || !te__from_tokens(plan), ctx, TE_ERROR_VALUE,
+               "%s: the forward had its tokens at %p, this batch has them at %p", plan->name,
+               (const void *)saved->tokens, (const void *)b->tokens);
+    TE_REQUIRE((saved->labels == b->labels && saved->ignore_index == b->ignore_index) || !te__to_loss(plan), ctx,
+               TE_ERROR_VALUE, "%s: the forward had its labels at %p and ignored %d, this batch has them at %p and "
+               "ignores %d", plan->name, (const void *)saved->labels, saved->ignore_index, (const void *)b->labels,
+               b->ignore_index);
     TE_REQUIRE(saved->context == b->context, ctx, TE_ERROR_VALUE,
                "%s: the forward had batch.context %d, this batch has %d", plan->name, saved->context, b->context);
     TE_REQUIRE(saved->memory_rows == r->memory, ctx, TE_ERROR_SHAPE,
