@@ -136,7 +136,7 @@ typedef struct te_head_linear_kernels {
     TE__HEAD_LINEAR_KERNELS(name, dtype)                                                                             \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_head_linear_kernels kernels = {name##_by_heads_launch, name##_by_rows_launch,                       \
-                                                TE__HEAD_PRODUCT(dtype, op, 1), TE__GROUPED(dtype, WGRAD)};          \
+                                                TE__HEAD_PRODUCT(dtype, op, 1), TE__GROUPED(dtype, WGRAD, 0)};       \
         return te__head_linear_backward(r, s, &kernels);                                                             \
     }
 
