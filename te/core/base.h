@@ -171,7 +171,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 typedef enum te_status { TE_STATUSES(TE_STATUS_ENUM) TE_STATUS_COUNT } te_status;
 #undef TE_STATUS_ENUM
 
-/* Return the text of a status, which is never null. */
+/* Return the text of a status. The result is never null, even for a number that is no status. */
 TE_API const char *te_status_string(te_status status) {
 #define TE_STATUS_TEXT(name, text) text,
     static const char *const texts[] = {TE_STATUSES(TE_STATUS_TEXT)};

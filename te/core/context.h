@@ -161,8 +161,8 @@ TE_API te_status te_synchronize(te_context *ctx) {
 }
 
 /* Count a write to a parameter: set *written, the parameter's write count, to a number that this count has never had
- * before. Code that holds a copy of the parameter in another format stores the write count of the copy, and makes a new
- * copy when the parameter's count has changed. */
+ * before. Code that makes a copy of the parameter in another format records the write count at this time, and makes a
+ * new copy when the write count has changed. */
 TE_API void te__count_write(uint64_t *written, te_context *ctx) {
     ctx->generation = (ctx->generation > *written ? ctx->generation : *written) + 1;
     *written = ctx->generation;

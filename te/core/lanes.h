@@ -36,8 +36,7 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     return g;
 }
 /* Return p, a pointer to target memory, but hide from the compiler's optimizer how p was computed. The compiler then
- * holds p in registers. Otherwise it might compute each address that is derived from p from the kernel's arguments,
- * once for each use. */
+ * holds p in registers. Otherwise the compiler might compute p from the kernel's arguments once more for each use. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));

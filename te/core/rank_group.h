@@ -40,7 +40,8 @@ typedef struct te_transfer {
 enum { TE_EXCHANGE_MAX = 64 };
 /* the largest context group, and the largest pipeline group */
 enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
-/* how many NCCL operations a communicator remembers as already connected (te_comm.connected; te__nccl_signature) */
+/* the number of entries of te_comm.connected, which lists NCCL operations whose connections between ranks exist already
+ * (te__nccl_signature) */
 enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
@@ -92,17 +93,18 @@ typedef struct te_group {
     /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null if the group has
      * none */
     struct te__overlap_memory *memory;
-    /* Set for a data group that spans hosts, if config.hierarchical is set; else null. in_host: the ranks of this data
-     * group on this rank's host. across_hosts: the ranks, one on each host, that have the same index among the ranks of
-     * their host (te__group_reduce_levels) */
+    /* Both pointers are set for a data group that spans several hosts if config.hierarchical is set; otherwise they are
+     * null. in_host: the ranks of the data group that run on this rank's host. across_hosts: one rank of each host,
+     * namely the rank whose index in its in_host group equals this rank's index (te__group_reduce_levels) */
     const struct te_group *in_host, *across_hosts;
     struct te_comm *comm;
 } te_group;
 
 /* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
-    /* pipeline: one rank of each stage, all with the same ranks in their tensor and data groups. embedding: the ranks
-     * of the first and the last stage in this pipeline; on another stage, this rank alone */
+    /* pipeline: one rank of each stage; all ranks of the group have the same index in their tensor groups, and the same
+     * index in their data groups. embedding: the two ranks of this pipeline that are in the first and in the last
+     * stage; on a rank of another stage, the group contains only that rank */
     te_group world, tensor, copies, data, context, pipeline, embedding;
     te_group in_host, across_hosts; /* te_group.in_host and te_group.across_hosts of the data group */
     int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1 in the order of
@@ -115,8 +117,8 @@ typedef struct te_comm {
     te_context *ctx;
     void *cp_side;  /* the second stream of the context group, a te_side_stream; null if the context group has one
                      * rank */
-    /* CUDA: hashes of the last NCCL operations that have established the connections between their ranks
-     * (te__nccl_run); 0: an unused entry. connected_at: how many such operations there were */
+    /* CUDA. connected: hashes of the last NCCL operations that have established the connections between their ranks
+     * (te__nccl_run); an unused entry is 0. connected_at: how many such operations there have been */
     uint64_t connected[TE_COMM_CONNECTED];
     unsigned connected_at;
     void *meeting;  /* CUDA: the NCCL communicator of all ranks, from which te_comm_create splits the communicators of
@@ -235,8 +237,8 @@ TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void 
     if (at == count) return TE_OK;
     return g->transport->all_reduce(g, (char *)y + at * size, (const char *)x + at * size, count - at, dtype, ctx);
 }
-/* Tensors of fewer bytes are summed in one level. Their time is dominated by latency, and two levels take three
- * collectives. */
+/* Tensors with fewer bytes than TE__LEVELS_MIN_BYTES are summed in one level, because latency dominates the time of
+ * such a small sum, and two levels take three collectives. */
 enum { TE__LEVELS_MIN_BYTES = 1 << 20 };
 TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {

@@ -42,9 +42,10 @@ TE_BOTH uint8_t te_e2m1_of_float(float f) { return (uint8_t)(f == f ? te__e2m1_o
 TE_BOTH uint32_t te__e2m1_of_number_stochastic(float f, uint32_t random) {
     const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
     const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
-    /* `position` is the position of a among the codes, in units of 2^-22 of a code. If a is 1 or more, it follows from
-     * the bits of a, whose unit is 2^-22 of a code. If a is below 1, where codes are 0.5 apart, it follows from the
-     * bits of a + 1, whose unit is 2^-23. */
+    /* `position` is a code number with 22 fraction bits, which says where a lies among the e2m1 codes. From 1 on, the
+     * distance between codes is 2^22 units of the float's bits, so `position` is the bits of a minus a constant. Below
+     * 1, the distance between codes is 0.5, which is 2^22 units of the bits of (a + 1), so `position` is the bits of (a
+     * + 1) minus the bits of 1. */
     const uint32_t below_one = te_bits_of_float(te_float_of_bits(a) + 1.0f) - one, above = a - (one - (1u << 23));
     const uint32_t position = a < one ? below_one : above;
     return (u >> 28 & 8u) | (position + 0x3fffffu - (random << 6)) >> 22; /* rounds up by one code if the fractional

@@ -61,7 +61,8 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
 }
 
 /* Consecutive tensors of a table, on which one launch works. Each tensor is cut into chunks, which are numbered through
- * the whole table. The table may have other tensors in front of these; first[0] is the number of chunks of those. */
+ * the whole table. The table may have other tensors in front of these; first[0] is the number of chunks of those other
+ * tensors. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: for each tensor, the struct of arguments with which the kernel works on it */
     const int32_t *first; /* [count + 1]: the index of each tensor's first chunk (te_chunk_tensor) */

@@ -45,10 +45,11 @@ TE_API int te__is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
- * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad` (unless it is null: then the gradient
- * is not computed), and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]. The number format of an
- * extra input is the one that the option (dtype, ..) of its op names; without this option, it is the format of the
- * list's residual stream. The number format of an extra output is that of the value in the list. */
+ * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad`, and `(output, ...)` reads `grad`. If
+ * the `grad` of an input is null, the gradient of this input is not computed. Each of these tensors is [rows, width].
+ * The number format of an extra input is the one that the option (dtype, ..) of its op names; without this option, it
+ * is the format of the list's residual stream. The number format of an extra output is that of the value in the
+ * list. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -147,15 +148,15 @@ typedef struct te_sampling {
                                * entry is below 1e-5, the op chooses greedily: it takes the most likely token (if
                                * several are equally likely, the one with the lowest number) */
     const int32_t *top_k;     /* [rows]: only the k most likely tokens can be chosen. If the pointer is null, or an
-                               * entry is 0 or less, all tokens can be */
-    const float *top_p;       /* [rows]: only the most likely tokens can be chosen, as few of them as have p of the
-                               * probability mass together. If the pointer is null, or an entry is 1, all tokens can
-                               * be */
+                               * entry is 0 or less, all tokens can be chosen */
+    const float *top_p;       /* [rows]: only tokens of the smallest set of most likely tokens whose probabilities add
+                               * up to p or more can be chosen. If the pointer is null, or an entry is 1, all tokens can
+                               * be chosen */
     const float *min_p;       /* [rows]: only tokens with at least min_p times the probability of the likeliest token
-                               * can be chosen. If the pointer is null, or an entry is 0, all tokens can be */
+                               * can be chosen. If the pointer is null, or an entry is 0, all tokens can be chosen */
     const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred (in `history` or in `prompt`):
-                                      * a positive logit is divided by the penalty, any other logit is multiplied by it.
-                                      * Null: no penalty, i.e. a factor of 1 */
+                                      * a positive logit is divided by the penalty, any other logit is multiplied by the
+                                      * penalty. Null: no penalty, i.e. a factor of 1 */
     const float *frequency_penalty;  /* [rows]: a penalty that is subtracted from a token's logit as many times as the
                                       * token occurs in `history`. Null: no penalty */
     const float *presence_penalty;   /* [rows]: a penalty that is subtracted once from the logit of each token that
@@ -202,8 +203,8 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
 /* Return how many tile numbers there are if each sequence is cut into tiles of `size` rows, beginning at its first row.
- * The tiles of sequence i have consecutive numbers, from (its first row) / size + i on. Some numbers, at most one for
- * each sequence, belong to no tile. */
+ * The tiles of sequence i have consecutive numbers; the first number is f / size + i, where f is the first row of the
+ * sequence. Some numbers, at most one for each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
 /* Find, by binary search, the sequence to which tile number `tile` belongs. If no tile has this number, return the last
  * sequence whose tiles have lower numbers. If `size` is 0, `tile` is the index of a row instead, and the function

@@ -32,9 +32,9 @@ TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Return whether the step's result in backward differs from the gradient that was last in memory. This is the step's
- * input or, if the step has an add, the gradient that the add stores for its fork. If the result does not differ, it is
- * in memory already, and the step stores nothing in FP8. */
+/* Return whether the result of a backward step differs from the last gradient that is in memory. The last gradient in
+ * memory is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the result
+ * is equal to this gradient, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -129,7 +129,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += te__in_bytes(op, size);
     /* The backward of a fork reads the gradient of the fork's value, summed over its uses. The backward of an (input,
-     * ..) does not read it, because the ops that use the input have already stored this gradient for the caller. */
+     * ..) does not read this gradient, because the ops that use the input have already stored the gradient for the
+     * caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += te__out_bytes(op, size);
     /* 1: an op later in the list has already stored its contribution to the fork's gradient, so this step reads the
@@ -198,8 +199,8 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
 /* Print the names of the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other
- * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks. It does so only if the library's
- * own kernel runs it, not cuBLASLt. */
+ * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks. The GEMM sends its result only if a
+ * kernel of the library computes the GEMM, not cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))

@@ -58,7 +58,7 @@ TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     w = w / TE_DIM(k) * dims[k];
     return w <= TE_MAX_WIDTH ? w : 0;
 }
-/* Set *op to a copy of the op `of` in which the number dims[k] replaces the symbol TE_DIM(k) in every width. */
+/* Set *op to a copy of the op *of. In the copy, the number dims[k] replaces the symbol TE_DIM(k) in every width. */
 TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
     *op = *of;
     op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);

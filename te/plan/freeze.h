@@ -33,8 +33,9 @@ TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
 /* Freeze (frozen = 1) or unfreeze (frozen = 0) the parameters called `field` of the op named `op`. If `field` or `op`
- * is null, all names match. Tied parameters are skipped, because a tied parameter is trained exactly if its owner is;
- * the parameters of a frozen_linear stay frozen. `who` is the caller's name, for messages. */
+ * is null, all names match. Tied parameters are skipped, because a tied parameter is trained if and only if the
+ * parameter whose memory it uses is trained. The parameters of a frozen_linear stay frozen. `who` is the caller's name,
+ * for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -63,10 +64,10 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Resume training the parameters called `field` of the op named `op`, as te_freeze names them. If te_bind_trained_grads
- * bound the gradients, call te_bind_trained_grads again afterwards, because the gradients of the unfrozen parameters
- * have no memory yet. TE_ERROR_VALUE: no parameter has these names, or all parameters with these names are tied or
- * belong to a frozen_linear. */
+/* Resume training the parameters called `field` of the op named `op`. If `field` or `op` is null, all names match. If
+ * te_bind_trained_grads bound the gradients, call te_bind_trained_grads again afterwards, because the gradients of the
+ * unfrozen parameters have no memory yet. TE_ERROR_VALUE: no parameter has these names, or all parameters with these
+ * names are tied or belong to a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }

@@ -43,7 +43,8 @@ enum {
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
     TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
-    TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
+    TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: passes its input on unchanged, and also stores it in the
+                             * caller's memory */
     /* the first and the last op of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list; the list then reads tokens instead of x
                                * (embedding) */
@@ -54,8 +55,8 @@ enum {
                                      * caller, which is the entry of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
     TE_CACHE_FORMAT_SHIFT = 29,     /* bits 29 and 30 hold the op's te_cache_format (attention_options.h) */
-    TE_IS_CACHED = 3 << 29,         /* these bits; if any of them is set, the op can store its keys and values in a
-                                     * te_cache in inference */
+    TE_IS_CACHED = 3 << 29,         /* the mask of bits 29 and 30; if one of these bits is set, the op can store its
+                                     * keys and values in a te_cache in inference */
     TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
                                       * frequencies of rope) */
     /* The epilogue of a GEMM can compute the op that follows the GEMM, if this op has one of these flags: */
@@ -115,8 +116,9 @@ typedef enum te_rows {
  * `experts` must be below 2048, and `top_k` below 256. */
 #define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | ((int)(experts) & 2047) << 8 | ((int)(top_k) & 255))
 TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS_routed; }
-/* Bits to be added to TE_ROUTED_ROWS if each of `ranks` ranks, below 256, has a part of the experts; if `ranks` is 0,
- * each rank has all experts, and no bit is added. TE_ROUTED_RANKS returns the number `ranks` of a kind of rows. */
+/* TE_ROUTED_ROWS_OF_RANKS(ranks) has the bits to add to TE_ROUTED_ROWS if the experts are divided over `ranks` ranks
+ * (fewer than 256). If `ranks` is 0, each rank has all experts, and no bit is added. TE_ROUTED_RANKS(rows) returns the
+ * number of ranks that is stored in the kind `rows`. */
 #define TE_ROUTED_ROWS_OF_RANKS(ranks) ((ranks) > 0 ? (int)TE_ROWS_of_ranks | ((int)(ranks) & 255) << 21 : 0)
 #define TE_ROUTED_RANKS(rows) ((int)(rows) & (int)TE_ROWS_of_ranks ? (int)(rows) >> 21 & 255 : 0)
 /* How many rows of this kind belong to one token: top_k if the rows are routed, else 1. */
@@ -169,8 +171,8 @@ typedef enum te_recipe {
     TE_RECIPE_COUNT
 } te_recipe;
 /* TE_IS_BLOCKWISE, TE_IS_ROWWISE and TE_IS_TENSORWISE say whether the recipe has one scale per tile or block, per row,
- * or per tensor. TE_SCALING_OF is the te_scaling by which the recipe scales x and dy. All four are constant expressions
- * if `recipe` is one. */
+ * or per tensor. TE_SCALING_OF is the te_scaling by which the recipe scales x and dy. If `recipe` is a constant
+ * expression, all four macros are constant expressions. */
 #define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
 /* Whether the recipe is mxfp8 or nvfp4. GEMMs under these recipes are emulated: they run in the list's dtype, on
@@ -294,8 +296,8 @@ typedef struct te_fp8_ops {
                            * where backward could recompute them */
     te_dtype gradients;   /* the format of dy under recipes with one scale per tensor: e5m2 or e4m3 */
     te_rounding rounding; /* how dy is rounded */
-    te_dtype weights;     /* the number format of the weight parameters of FP8 GEMMs, in which the optimizer writes the
-                           * weights and from which they are cast to FP8 */
+    te_dtype weights;     /* the number format in which the weights of FP8 GEMMs are stored as parameters
+                           * (te_param.data): the optimizer writes this format, and casts to FP8 read it */
     /* For mxfp8 and nvfp4: the function that rounds a tensor to the format of the list's recipe. Null if the list has
      * another recipe. */
     te_status (*quantize_microscaled)(const struct te_quantize_microscaled *q, te_context *ctx);
@@ -360,7 +362,7 @@ typedef struct te_plan {
                                         * which steps, so the results of a list are bitwise identical with and without
                                         * regions */
     int takes_dims; /* 1: the widths are symbols (dims.h), and the plan cannot run; te_plan_set_dims makes a plan with
-                     * numbers, which can */
+                     * numbers, which can run */
     const te_fp8_ops *fp8; /* the FP8 functions, or null if the list names no recipe */
     const te_quantized_ops *quantized; /* the functions for quantized weights, or null if the list does not have the
                                         * option (weights, ..) with `quantized` or a block format */
@@ -441,8 +443,8 @@ typedef struct te_param {
     struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
                               * writes first, which is either the owner or a parameter that is tied to it. Null if the
                               * parameter is neither tied nor an owner */
-    uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); a tied
-                              * parameter uses its owner's */
+    uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write). For a
+                              * tied parameter, the write count of its owner is used instead */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
     te_block_format weights; /* the block format that te_use_quantized accepts for the parameter, as the option
                               * (weights, ..) of its op or list says; TE_BLOCK_quantized: any format; TE_BLOCK_none: no
@@ -457,7 +459,7 @@ typedef struct te_param {
 typedef struct te_watch {
     int armed;  /* 1: backward calls this listener, and the gradients must not be read yet. 0: backward calls this
                  * listener only if te_model.shards is set */
-    const char *finish; /* the call after which the gradients may be read, for error texts */
+    const char *finish; /* the name of the call after which the gradients may be read, for error texts */
     int slices; /* the number of slices into which the buffer of reduced gradients is cut. With ZeRO-1, each rank gets
                  * one slice; without ZeRO-1, the number is 1, and each rank gets all gradients */
     /* Return an error if backward of m must not run now, because it would overwrite gradients that are being
@@ -476,10 +478,11 @@ typedef struct te_model_shards {
     int is_gathered;  /* 1: the memory to which the instance is bound contains the whole weights at present */
     int rank, ranks;
     int64_t elements; /* the number of elements of a shard */
-    void *params;     /* this rank's shard of the weights and, behind this shard, the elements that remain behind the
-                       * last shard. If only gradients are sharded, the pointer is te_model.params, the whole weights */
-    float *grads;     /* this rank's shard of the gradients, summed over the ranks, and behind it the elements that
-                       * remain behind the last shard */
+    void *params;     /* this rank's shard of the weights. Behind this shard are the weights that remain behind the last
+                       * shard. If only gradients are sharded, the pointer equals te_model.params, which has all
+                       * weights */
+    float *grads;     /* this rank's shard of the gradients, summed over the ranks. Behind this shard are the gradients
+                       * of the elements that remain behind the last shard */
     /* The executor calls this function when all checks of a pass have been made, before it enqueues the first step. The
      * function gathers the weights. accumulates: 1 if backward adds to the gradients, 0 if it overwrites them */
     te_status (*begin)(struct te_model_shards *s, int is_backward, int accumulates, te_context *ctx);
@@ -547,27 +550,27 @@ TE_API int te__has_sharded_rows(const te_plan *p) {
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Return whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not
- * frozen. */
+/* Return whether backward computes the gradient of parameter p. A tied parameter is trained if its owner, the parameter
+ * whose memory it uses, is not frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
 }
-/* Return whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
- * contributes to the fork's gradient, because backward runs in reverse. */
+/* Return whether op i is the last op in the list that uses the value of its fork. If so, op i is the first op that
+ * contributes to the fork's gradient, because backward runs the list in reverse. */
 TE_API int te__is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
-/* Return whether op i is the GEMM that produces the logits, in a list whose forward does not save them. This GEMM and
- * the loss are then one step of backward, which recomputes the logits. */
+/* Return whether op i is the GEMM that produces the logits, in a list whose forward does not save the logits. This GEMM
+ * and the loss are then one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
 }
-/* Return whether op i is a router. The output of a router has routed rows, each of which is a copy of a row of its
- * input. */
+/* Return whether op i is a router. The output of a router has routed rows, each of which is a copy of a row of the
+ * router's input. */
 TE_API int te__is_router(const te_plan *p, int i) {
     return i >= 0 && p->op[i].experts && !te__rows_are_routed(p->op[i].in_rows);
 }
@@ -575,14 +578,14 @@ TE_API int te__is_router(const te_plan *p, int i) {
 TE_API int te__is_exchange(const te_plan *p, int i) {
     return te__is_router(p, i) && p->op[i].in_rows == TE_ROWS_shard;
 }
-/* Return whether forward need not save the output of op i because backward gathers it again from the op's saved input.
- * This holds if op i is a router and an expert_linear reads its output. */
+/* Return whether forward need not save the output of op i because backward gathers this output again from the op's
+ * saved input. The result is 1 if op i is a router and an expert_linear reads the router's output. */
 TE_API int te__is_regathered(const te_plan *p, int i) {
     return te__is_router(p, i) && i + 1 < p->op_count && p->op[i + 1].experts && (p->op[i + 1].flags & TE_SAVES_INPUT);
 }
-/* Return whether forward need not save the output of op i because backward computes the gradients of the router's
- * weights without it. This holds if op i is an expert_linear that is in one backward step with the combine behind
- * it. */
+/* Return whether forward need not save the output of op i because backward can compute the gradients of the router's
+ * weights without this output. The result is 1 if op i is an expert_linear, and the combine behind op i is in the same
+ * backward step. */
 TE_API int te__is_combined(const te_plan *p, int i) {
     if (!p->op[i].experts || !(p->op[i].flags & TE_SAVES_INPUT) || te__is_router(p, i)) return 0;
     for (int k = 0; k < p->backward_count; k++)

@@ -201,8 +201,8 @@ TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);
 }
-/* Sync the target's folder to the disk. Otherwise a crash soon after the rename could undo it. Replaces f->target by
- * the path of the folder. */
+/* Sync the target's folder to the disk. Otherwise a crash soon after the rename could undo the rename. The function
+ * replaces f->target by the path of the folder. */
 TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     char *slash = strrchr(f->target, '/');
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;

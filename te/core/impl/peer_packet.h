@@ -57,7 +57,7 @@ TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* Store a packet as te_packet_send does, but only its first eight bytes, for a packet that uses no others. */
+/* Store a packet as te_packet_send does, but only its first eight bytes, for a packet that uses no other bytes. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -66,7 +66,7 @@ TE_FN void te_packet_send8(void *to, const te_packet *v) {
     __atomic_store_n((uint64_t *)to, low, __ATOMIC_RELEASE);
 #endif
 }
-/* Load a packet as te_packet_poll does, but only its first eight bytes, for a packet that uses no others. */
+/* Load a packet as te_packet_poll does, but only its first eight bytes, for a packet that uses no other bytes. */
 TE_FN void te_packet_poll8(te_packet *v, const void *from) {
     uint64_t low;
 #if TE_CUDA

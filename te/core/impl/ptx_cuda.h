@@ -162,11 +162,12 @@ TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
 
 /* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
 
-/* Return the wgmma descriptor of an operand in shared memory with the 128-byte swizzle, which permutes the 16-byte
- * chunks within groups of 8 rows of 128 bytes. K-major (mn_major 0): a row belongs to one index of m or n, and has its
- * elements for 64 indices of k (in 16 bits); the next 8 indices of m or n begin 1024 bytes later. MN-major (mn_major
- * 1): a row belongs to one index of k, and has the elements of 64 indices of m or n; the next 8 indices of k begin 1024
- * bytes later, and the next 64 indices of m or n 8192 bytes later. */
+/* Return the wgmma descriptor of an operand in shared memory. The operand consists of rows of 128 bytes, and the
+ * 128-byte swizzle permutes the 16-byte chunks within each group of 8 rows. If mn_major is 0 (K-major), a row holds the
+ * elements of one index of m or n for 64 consecutive values of k (16-bit elements); the rows of the next 8 indices of m
+ * or n begin 1024 bytes later. If mn_major is 1 (MN-major), a row holds the elements of one value of k for 64
+ * consecutive indices of m or n; the rows of the next 8 values of k begin 1024 bytes later, and the rows of the next 64
+ * indices of m or n begin 8192 bytes later. */
 TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
@@ -248,7 +249,7 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Wait until at most one committed group of wgmma instructions is pending, which is the last one committed. */
+/* Wait until all committed groups of wgmma instructions have completed, except the group that was committed last. */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 /* Wait until no group of wgmma instructions is pending. */
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -357,8 +358,8 @@ typedef struct te_sm90_kernel {
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory per thread, in bytes. A kernel below the
-                                         * limit is taken to have only spilled registers in local memory; accumulators
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory per thread, in bytes. Below the limit,
+                                         * only spilled registers are assumed to lie in local memory; accumulators there
                                          * would take 256 bytes or more */
 
 /* 1 if this compilation is for sm_90a and with inlining, so that sm_90a kernels run and need no fallback kernel. They

@@ -46,9 +46,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* Define a kernel and its launch function. link, launch_link: a prefix of the definition of the kernel and of that of
- * the launch function, e.g. TE_IF_USED; begin: the function that the kernel calls first; symbol: the expression that
- * names the kernel in the launch. The kernel's second argument te_early_ is te_launch.early. */
+/* Define a kernel and its launch function. link: a prefix of the kernel's definition, e.g. TE_IF_USED; launch_link: a
+ * prefix of the launch function's definition; begin: the function that the kernel calls first; symbol: the expression
+ * that names the kernel in the launch. The kernel's second argument te_early_ is te_launch.early. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks)                                                   \
         name(const __grid_constant__ type te_arg_, const int te_early_) {                                            \

@@ -126,8 +126,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
 /* Set *memory to memory with `bytes` bytes for each of `threads` threads, one part behind the other, beginning with
- * thread 0. The context owns the memory, so only the first launch of a kernel that needs more than all kernels before
- * it allocates. */
+ * thread 0. The context owns the memory and keeps it. Therefore a launch allocates memory only if it needs more than
+ * every earlier launch. */
 TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
     const size_t all = (size_t)threads * bytes;
     *memory = (char *)ctx->kernel_memory;

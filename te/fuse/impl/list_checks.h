@@ -271,8 +271,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
             (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__RECOMPUTE_OF(model, op, inside),          \
                   "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_FORK_OF(op)) ") stands in a (recompute, ..), "      \
                       TE_CALLED(op) " behind it; begin the region with the fork, or take both in");
-/* Check a combine and its router: the choices of a router in a recompute region are in memory only while the region is
- * open. */
+/* Check a combine and its router. The choices of a router that is in a recompute region are in memory only while the
+ * region is open, so the combine must be in the same region. */
 #define TE_RECOMPUTE_CHECKED_combine ,
 #define TE__RECOMPUTE_CHECK_combine(model, op)                                                                         \
     static_assert((int)TE_JOIN4(, model, router, TE_FORK_OF(op), inside) == 0 ||                                       \

@@ -164,9 +164,9 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...) expands to those ops that exist in inference, i.e. without training ops. Training ops are those
- * of a kind for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...) expands to the ops without the
- * marks of recompute regions. Marks are those of a kind for which TE_IS_MARK_<kind> is #defined as a comma. */
+/* TE_INFERRED(ops...) expands to those ops that exist in inference, i.e. without training ops. An op is a training op
+ * if TE_TRAINING_<kind> is #defined as a comma for its kind. TE_UNMARKED(ops...) expands to the ops without the marks
+ * of recompute regions. An op is a mark if TE_IS_MARK_<kind> is #defined as a comma for its kind. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)

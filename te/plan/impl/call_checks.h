@@ -52,7 +52,8 @@ TE_API te_status te__check_memory(const te_batch *b, const char *name, te_contex
     return TE_OK;
 }
 
-/* Check a batch whose sequences are split over the ranks of the context group (te_batch.context). */
+/* Check a batch whose sequences are split over the ranks of the context group (context parallelism,
+ * te_batch.context). */
 TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_context *ctx) {
     const char *name = plan->name;
     const te_group *g = te_cp_group(ctx);
@@ -131,9 +132,9 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* Set *found to the entry of te_batch.edges that has the name of `op`, an (input, name) or (output, name). Returns an
- * error if te_batch.edges has no such entry. During a dry run that only measures sizes there is no batch, and *found
- * becomes null. */
+/* `op` is an extra input or output of the list: (input, name) or (output, name). Set *found to the entry of
+ * te_batch.edges with the same name, which has the caller's tensors. Return an error if there is no such entry. A dry
+ * run that only measures sizes has no batch; *found then becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK;
@@ -254,8 +255,8 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Some parameters and gradients lie outside the instance's two buffers: those of a tied parameter, a weight in a mapped
- * file, and a weight in FP8. Return an error if the memory region *to overlaps one of these. */
+/* Outside the instance's two buffers lie a tied parameter and its gradient, a weight in a mapped file, and a weight in
+ * FP8. Return an error if the memory region *to overlaps such memory. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
@@ -288,9 +289,9 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
         }
     return TE_OK;
 }
-/* Return whether two regions have no byte in common. If both regions have the same row stride, they are apart if their
- * rows are apart within one stride. A region without a stride is also apart from a region with a stride if it lies
- * between two rows of that region. */
+/* Return whether two regions have no byte in common. Regions with the same row stride may be different columns of one
+ * matrix, and then have no byte in common. A region without a stride may lie in the gap between two rows of a region
+ * with a stride. */
 TE_API int te__regions_apart(const te__region *a, const te__region *b) {
     const uintptr_t x = (uintptr_t)a->begin, y = (uintptr_t)b->begin;
     if (x + a->bytes <= y || y + b->bytes <= x) return 1;
@@ -323,7 +324,7 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     to.written = written, to.end = end;
     return te__region_put(all, to);
 }
-/* Add one of the caller's tensors, whose rows may have a stride. */
+/* Add a tensor of the caller to the table of regions. The rows of the tensor may have a stride. */
 TE_API te_status te__region_add_tensor(te__regions *all, const char *name, te_tensor t, int written, int end) {
     const size_t size = te_dtype_bytes(t.dtype), row = (size_t)t.cols * size;
     te__region to;

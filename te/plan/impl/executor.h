@@ -92,8 +92,8 @@ TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
 }
-/* Set [*from, *to) to the forward steps that backward runs again for recompute region k: from the region's first step
- * up to the last step whose ops save a value in the region's memory. */
+/* Set *from and *to to the range [*from, *to) of forward steps that backward runs a second time for recompute region k:
+ * from the region's first step up to the last step whose ops save a value in the region's memory. */
 TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;
     int i = 0;
@@ -104,8 +104,9 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
 }
 /* In backward: open region k, and compute the values in it by running the region's forward steps on a copy of *r, in
  * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed, because
- * forward has saved it. The step of the last op may have to run nevertheless, for the other ops of this step; then the
- * output of the last op goes to the workspace, and its row statistics are not stored. */
+ * forward has saved it. If the step that contains the last op also contains other ops of the region, the step must run
+ * nevertheless. It then stores the last op's output in the workspace, and does not store row statistics of this
+ * output. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -144,9 +145,9 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. If
- * `next` is a step, which is about to run, do this only if the step has an op that draws random numbers. If `next` is
- * null, at the end of the pass, do this in any case. */
+/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. `next`
+ * is the step that is about to run, or null at the end of the pass. The kernel is launched if this step has an op that
+ * draws random numbers, or if `next` is null. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -240,9 +241,10 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->copies_bytes ? ", with te_plan_strided_bytes for tensors with a stride" : "", all);
     return TE_OK;
 }
-/* For caller's tensors whose rows have a stride: te__copy_operands copies the tensors that the pass reads to their
- * dense copies, before the first step; te__copy_results copies the tensors that the pass has written from their dense
- * copies, after the last step. Backward may also read the forward's x and y, and may write the forward's y. */
+/* If the rows of the caller's tensors have a stride, the steps work on dense copies of these tensors. Before the first
+ * step, te__copy_operands fills the dense copies of the tensors that the pass reads. After the last step,
+ * te__copy_results copies the results of the pass from the dense copies to the caller's tensors. Backward may also read
+ * the forward's x and y, and may write the forward's y. */
 TE_API te_status te__copy_operands(te_run *r) {
     const int back = r->pass == TE_BACKWARD;
     if (!r->copies_bytes) return TE_OK;
@@ -290,8 +292,8 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
     te__set_recipe_use(r, TE_USE_as_bound);
-    if (m->shards) r->watch = m->watch; /* forward also needs the listener, because with a listener collectives run on a
-                                         * second stream */
+    if (m->shards) r->watch = m->watch; /* forward also needs the listener (te_watch), because collectives run on a
+                                         * second stream if there is a listener */
 }
 
 /* Check the arguments of a forward or an inference call, and initialise *r for it. */

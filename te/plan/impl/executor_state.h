@@ -97,9 +97,9 @@ typedef struct te_run {
     /* values */
     te_value current;              /* the value that the next step reads. In forward, it is an activation; in backward,
                                     * it is a gradient, and its `data` is null if this gradient is not needed */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value (in forward, this value lies in
-                                    * te_saved instead); in backward, the gradient of this value, summed over those uses
-                                    * of the fork that backward has already run */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value; in backward, the gradient of the
+                                    * fork's value, summed over those uses of the fork that backward has already run;
+                                    * not used in forward, where te_saved holds the forks' values */
     te_deferred_work deferred;     /* the work that is left to do on the value `current`; valid only if the state of
                                     * `current` is not TE_VALUE_ready */
     const te_recompute_target *recompute; /* if not null, backward runs the current forward step once more, to recompute
@@ -164,18 +164,18 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens * te__rows_per_token(rows);
     }
 }
-/* Return the index of this rank's first row of kind `rows`, counted within the batch. All ranks of the tensor group
- * share this batch. */
+/* Return the index, within the batch of the tensor group, of the first row that this rank holds, if the rows have the
+ * kind `rows`. Only rows of kind TE_ROWS_shard are divided over the ranks of the tensor group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
-/* Return the index of this rank's first row of kind `rows`, counted through the batches of all ranks of the data
- * group. */
+/* As te__first_row, but the index counts rows from the beginning of the first batch of the data group: the batches of
+ * all ranks of the data group follow each other. */
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
-/* Return which chunks of each sequence this rank has. If the batch has whole sequences, the result is rank 0 of 1
- * rank. */
+/* Return which chunks of each sequence this rank has under context parallelism. If the batch has whole sequences, the
+ * result is rank 0 of 1 rank. */
 TE_API te_cp_shard te__cp_shard_of(const te_run *r) {
     te_cp_shard s;
     s.rank = 0, s.ranks = 1;
@@ -200,9 +200,9 @@ TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
-/* te__capacity_of returns the number of rows for which the block of a value with rows of this kind is sized; for routed
- * rows this is top_k times the usual number. te__capacity_of_value returns this number for a value, whose number of
- * rows shows whether its rows are routed. */
+/* te__capacity_of returns the number of rows for which a block is sized whose value has rows of the kind `rows`. This
+ * is te__capacity_rows or, for rows that are routed to experts, top_k times te__capacity_rows. te__capacity_of_value
+ * returns the same number for the value *v. It tells from v->rows whether the rows are routed. */
 TE_API int64_t te__capacity_of(const te_run *r, te_rows rows) {
     return te__capacity_rows(r) * te__rows_per_token(rows);
 }
@@ -298,8 +298,8 @@ TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
     if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
 }
-/* Initialise *r for a dry run with these numbers of rows. No GEMM runs in FP8 until te__set_recipe_use has been
- * called. */
+/* Initialise *r for a dry run of a batch that has `tokens` rows and `sequences` sequences. No GEMM runs in FP8 until
+ * te__set_recipe_use has been called. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;

@@ -14,8 +14,8 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
-/* Which of the GEMMs that have an FP8 recipe run in FP8. Every call uses as_bound. The other values are assumptions for
- * computing the sizes of te_saved and of the workspace:
+/* Which of the GEMMs that have an FP8 recipe run in FP8. Every forward, inference and backward call uses as_bound. The
+ * other values are assumptions for computing the sizes of te_saved and of the workspace:
  *     as_bound  the GEMMs whose weight is bound in FP8
  *     off       none
  *     on        all; separate kernels cast their operands to FP8
@@ -68,8 +68,8 @@ TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
     return (flags & TE_SAVES_INPUT) && !(flags & (TE_DRAWS | reads_fork)) && out == list;
 }
-/* Return whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that
- * of its output. */
+/* Return whether an op with these flags changes the gradient, i.e. whether the gradient of the op's input differs from
+ * the gradient of the op's output. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
 /* Return the distance, in ops, from an op to the op that consumes its result. The distance is 1 if the next op consumes
  * the result, and 2 if the next op only passes the value through (no two such ops follow each other). next_flags: the
@@ -148,17 +148,17 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe((int)op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
-    /* Only a separate cast kernel can round stochastically. Therefore the kernel that produces a gradient does not
-     * store it in FP8 if it is to be rounded stochastically. */
+    /* Only a separate cast kernel can round stochastically. Therefore, if the list rounds gradients stochastically, the
+     * kernel that produces a gradient does not store the gradient in FP8. */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
     o.amax_by_producer = bound && bound->current;
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Return whether backward reads the output of op i in the list's dtype, or a fork saves this output. Backward does not
- * read the output if a GEMM consumes it that runs in FP8 in backward, because backward then reads the GEMM's FP8 input
- * instead. (Under mxfp8 and nvfp4, backward does read the output, and rounds it once more, along its columns.)
- * `backward` has the policies of backward. */
+/* Return whether backward reads the output of op i in the list's dtype, or a fork saves this output. If the consumer of
+ * the output is a GEMM that runs in FP8 in backward, backward reads the GEMM's FP8 input instead of the output. (Under
+ * mxfp8 and nvfp4, backward does read the output, and rounds it once more, along its columns.) `backward` has the
+ * policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;
@@ -167,16 +167,17 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
 /* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8
- * input or its row statistics. Without the region, forward would have saved these values. Nothing of the last op of a
- * region is recomputed, because forward saves it for the ops behind the region. */
+ * input or its row statistics. Without the region, forward would have saved these values. For the last op of a region,
+ * the result is 0, because forward saves the values of this op for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Each array has one more
- * entry behind the last op's, which is all zeros, so that code may read the policy of op i + 1 for every op i. */
+/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Behind the entry of the
+ * last op, each array has one more entry, which is all zeros, so that code may read the policy of op i + 1 for every op
+ * i. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;
@@ -189,13 +190,14 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int pass = 0; pass < 2; pass++)
             policy[pass][i].output_read = policy[pass][i].output_saved = (unsigned char)read;
     }
-    for (int k = 0; k < p->region_count; k++) { /* if anything of region k must be recomputed, forward saves the output
+    for (int k = 0; k < p->region_count; k++) { /* if any value of region k must be recomputed, forward saves the output
                                                  * of the op before the region, which is the region's input */
         const int before = p->region[k].first - 1;
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;
     }
-    /* An (output, ..) passes its input on, so the value is stored once: the op before it saves it (te__place). */
+    /* The output of an (output, ..) is its unchanged input. Therefore this value is saved only once, as the output of
+     * the op before the (output, ..) (te__place). */
     for (int i = p->op_count - 1; i > 0; i--) {
         if (!(p->op[i].flags & TE_IS_OUTPUT) || !policy[0][i].output_saved) continue;
         policy[0][i - 1].output_saved = policy[1][i - 1].output_saved = 1;

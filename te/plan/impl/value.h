@@ -52,8 +52,8 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Store in *v that its transpose is the value `transposed`. From now on the workspace block of the transpose belongs to
- * *v. */
+/* Record in *v that the value `transposed` is the transpose of *v. From now on the workspace block of the transpose
+ * belongs to *v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
