@@ -114,8 +114,8 @@
 /* TE_API declares a function of the library that runs on the host. */
 #define TE_API static inline TE_UNUSED
 
-/* The linkage of the functions that TE_DEFINE defines for a model. Other files may call these functions; those of
- * TE_SEQUENTIAL are static. */
+/* The linkage of the functions that TE_DEFINE defines for a model. Other files may call these functions; the functions
+ * that TE_SEQUENTIAL defines are static. */
 #ifdef __cplusplus
 #define TE_EXTERN_C extern "C"
 #else

@@ -84,9 +84,9 @@ typedef struct te_context {
     size_t kernel_memory_bytes;
     int owns_workspace;
     uint64_t generation;         /* the largest write count that te__count_write has assigned to a parameter */
-    uint64_t loaded;             /* a counter that te_safetensors_load changes when it writes to memory that may be a
-                                  * parameter's. Copies of weights (f32 master weights, FP8 weights) are renewed if the
-                                  * counter has changed since they were made */
+    uint64_t loaded;             /* a counter that te_safetensors_load changes when it writes to memory that may belong
+                                  * to a parameter. Copies of weights (f32 master weights, FP8 weights) are renewed if
+                                  * the counter has changed after the copies were made */
     struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null if the
                                   * context is the only rank */
     const struct te_context *at; /* the address at which this context was created, by which a copy of the context is
@@ -169,10 +169,10 @@ TE_API void te__count_write(uint64_t *written, te_context *ctx) {
 }
 
 /* Grow the workspace to at least `bytes` bytes; if it has to grow, wait for the stream. Call this after the models are
- * bound and before the first step. On CUDA only this call and the creation of a context allocate a buffer; but each
- * graph of a pass takes some 0.1 MB of device memory when the pass first runs (te_context.replay limits the number of
- * graphs). On the host, kernels with large tiles use memory of the context (kernel_memory), which grows at the first
- * launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
+ * bound and before the first forward or inference. On CUDA only this call and the creation of a context allocate a
+ * buffer; but each graph of a pass takes some 0.1 MB of device memory when the pass first runs (te_context.replay
+ * limits the number of graphs). On the host, kernels with large tiles use memory of the context (kernel_memory), which
+ * grows at the first launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));

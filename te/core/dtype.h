@@ -65,7 +65,7 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
     X(q5_1, 32, 24) /* f16 d, m; 20 bytes as in q5_0, but with q in place of q + 16 */                                \
     X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes: scale and min of 8 groups; for each 2 groups 32 bytes with their q */ \
     X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes as in q4_k; 32 bytes with bit 4 of each q; 128 bytes as in q4_k */    \
-    X(q6_k, 256, 210)  /* 128 bytes with the low 4 bits of q; 64 bytes with the high 2 bits; int8 scales[16]; f16 d */ \
+    X(q6_k, 256, 210)  /* 128 bytes with the low 4 bits of q + 32; 64 with the high 2 bits; int8 scales[16]; f16 d */ \
     X(mxfp4, 32, 17)   /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */                 \
     X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */                                            \
     X(int4_128, 128, 66)                                                                                              \

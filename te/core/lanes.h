@@ -229,9 +229,9 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Set each element of *max to the larger one of itself and the magnitude of the same element of *e. After calls for
- * several vectors e, *max is the elementwise maximum of their magnitudes. Both vectors have the storage format t (f32,
- * bf16 or f16). *max must be all zeros before the first call. */
+/* Replace each element of *max by the maximum of this element and the magnitude of the same element of *e. After calls
+ * for several vectors *e, *max is the elementwise maximum of the magnitudes of all these vectors. *max and *e have the
+ * storage format t (f32, bf16 or f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);

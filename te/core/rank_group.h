@@ -6,12 +6,12 @@
  *
  * A rank is a process with a context of its own. Ranks form a grid. The ranks of a tensor group split one replica of a
  * model (tensor and sequence parallelism). The ranks of a data group hold the same part of the model's parameters, and
- * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
- * group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a context group:
- * they split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv heads than a
- * tensor group has ranks, c consecutive ranks of the tensor group form a copies group: they hold the same k and v. With
- * pipeline parallelism (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of
- * each stage. te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
+ * the gradients of all these ranks are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d
+ * of its data group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a
+ * context group: they split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv
+ * heads than a tensor group has ranks, c consecutive ranks of the tensor group form a copies group: they hold the same
+ * k and v. With pipeline parallelism (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group
+ * has one rank of each stage. te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -73,8 +73,8 @@ typedef struct te_transport {
 typedef enum te_all_reduce_algorithm {
     TE_ALL_REDUCE_auto,     /* the algorithm that is expected to be the fastest: one_shot for small tensors, two_shot
                              * for larger ones, transport for tensors that do not fit into the symmetric memory */
-    TE_ALL_REDUCE_one_shot, /* one_shot; tensors that are too large for it use two_shot */
-    TE_ALL_REDUCE_two_shot, /* two_shot; tensors that are too large for it use transport */
+    TE_ALL_REDUCE_one_shot, /* one_shot; tensors that are too large for one_shot use two_shot */
+    TE_ALL_REDUCE_two_shot, /* two_shot; tensors that are too large for two_shot use transport */
     TE_ALL_REDUCE_transport /* NCCL on CUDA, MPI on the host */
 } te_all_reduce_algorithm;
 
@@ -103,8 +103,8 @@ typedef struct te_group {
 /* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
     /* pipeline: one rank of each stage; all ranks of the group have the same index in their tensor groups, and the same
-     * index in their data groups. embedding: the two ranks of this pipeline that are in the first and in the last
-     * stage; on a rank of another stage, the group contains only that rank */
+     * index in their data groups. embedding: the ranks of this pipeline that are in the first or in the last stage; on
+     * a rank of another stage, the group contains only that rank */
     te_group world, tensor, copies, data, context, pipeline, embedding;
     te_group in_host, across_hosts; /* te_group.in_host and te_group.across_hosts of the data group */
     int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1 in the order of

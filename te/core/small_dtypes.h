@@ -85,10 +85,10 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     return codes;
 #elif TE_CUDA
     /* The code of a magnitude a, before rounding, is 2 a if a is at most 2, a + 2 if a is between 2 and 4, and a / 2 +
-     * 4 above; in each case it is the smallest of the three. Each of the three is multiplied by 2^-24, the distance
-     * between floats just below 1, and added to 1 - 2^-21; the addition rounds it to an integer in the last bits of the
-     * float. The minimum of the rounded numbers equals the rounded minimum. `above` is saturated to 1, which stands for
-     * code 8. */
+     * 4 above; in each case it is the smallest of the three. Each of the three numbers is multiplied by 2^-24, the
+     * distance between floats just below 1, and added to 1 - 2^-21. The addition rounds the number to an integer, which
+     * lies in the last bits of the sum. The minimum of the rounded numbers equals the rounded minimum. `above` is
+     * saturated to 1, which stands for code 8. */
     const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero);
@@ -226,7 +226,7 @@ TE_FN uint32_t te__max_numbers_16x2(uint32_t a, uint32_t b, te_dtype t) {
     return m;
 #endif
 }
-/* Set each element of *max to the larger one of itself and the magnitude of the same element of *e, as
+/* Replace each element of *max by the maximum of this element and the magnitude of the same element of *e, as
  * te_vec8_max_magnitudes does, but ignore NaNs. *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_numbers(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {

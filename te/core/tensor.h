@@ -141,8 +141,8 @@ typedef struct te_sampling {
                             * permitted */
     const uint64_t *seed;  /* [rows]: the seed of each row's random numbers (core/philox.h); required if `temperature`
                             * is not null */
-    uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1.
-                            * Required if `temperature` is not null */
+    uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1 to this
+                            * number. Required if `temperature` is not null */
     /* parameters */
     const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
                                * entry is below 1e-5, the op chooses greedily: it takes the most likely token (if
@@ -243,10 +243,10 @@ TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past
     return count > 0 ? count : 0;
 }
 
-/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread
- * that asks for tiles in ascending order; a lower tile restarts the search from sequence 0. Each tile is visited once,
- * even if the values of te_sequences.first are wrong: a sequence that begins before the end of the previous sequence is
- * then taken to begin at this end. */
+/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. The cursor is meant for a
+ * thread that asks for tiles in ascending order; if the thread asks for a lower tile, the search restarts at sequence
+ * 0. Each tile is visited once, even if the values of te_sequences.first are wrong: a sequence that begins before the
+ * end of the previous sequence is then taken to begin at this end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* index: the index of the current sequence; tile: the number of the first tile of the current

@@ -64,8 +64,8 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
 /* Return how many bytes of memory traffic per row a step saves by storing its result in FP8 instead of in the list's
- * dtype. The number is negative if the step stores the result in both formats, because forward saves it in the list's
- * dtype for backward. */
+ * dtype. The number is negative if the step stores the result in both formats, because forward also saves the result in
+ * the list's dtype for backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -138,7 +138,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * te__out_bytes(op, size);
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += te__out_bytes(op, size);
-    /* the fork's value, and the fork's gradient, which is written and, if `joins`, also read */
+    /* a mul reads the fork's value, and writes the fork's gradient; if `joins` is 1, the mul also reads this
+     * gradient */
     if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * te__out_bytes(op, size);
     return n;
 }
@@ -155,8 +156,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? te__out_bytes(first, size) + te__in_bytes(last, size)
                    : te__in_bytes(first, size) + te__out_bytes(last, size));
-    /* An embedding in backward reads dy (`size` bytes), and reads and writes the f32 gradient of the table (8
-     * bytes). */
+    /* For each element of a row, an embedding in backward reads dy (`size` bytes), and reads and writes the f32
+     * gradient of the table (8 bytes). */
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
     if (leaves_gradient) n = te__step_sums(p, s) ? te__out_bytes(first, size) : 0;
     for (int j = 0; j < s->count; j++)

@@ -427,7 +427,7 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
         if (i >= g->in_count) g->out_count++; /* count only the outputs that are initialised, so that te_graph_destroy
-                                               * releases them if a later one fails */
+                                               * releases these outputs if the initialisation of a later output fails */
         status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);

@@ -15,9 +15,8 @@
 #include "../core/rank_group.h" /* te_group */
 
 /* All parameters lie in one buffer, in list order, and all gradients in another. Each tensor starts at a multiple of
- * TE_PARAM_ALIGN elements; the element index at which a gradient begins in the gradient buffer is the element index at
- * which its parameter begins in the parameter buffer. Therefore the optimizer, the gradient norm, a checkpoint and an
- * all-reduce can treat each buffer as one flat array. */
+ * TE_PARAM_ALIGN elements; a parameter and its gradient begin at the same element index of their buffers. Therefore the
+ * optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat array. */
 enum { TE_PARAM_ALIGN = 128 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
@@ -113,8 +112,8 @@ TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++) te__param_written(&m->param[i], ctx);
     return TE_OK;
 }
-/* If weights of m were written since they were last cast to FP8, cast them again. Call this before using p->fp8.data of
- * a parameter p of m. */
+/* If weights of m were written after the last cast to FP8, cast these weights again. Call this before using p->fp8.data
+ * of a parameter p of m. */
 TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
     for (int i = 0; m->plan->fp8 && i < m->param_count; i++) {
         const te_fp8_product *f = &m->param[i].fp8;
@@ -199,11 +198,11 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part,
- * p->copies), and whether each rank has only a partial sum of p's gradient (p->sums). `product` is the last GEMM op of
- * the list up to and including `op`, or null if the list has no GEMM up to there. The output columns of `product` may
- * consist of parts (q, k, v), each of which is split over the ranks separately. If `op` has the same output columns as
- * `product`, as a bias has, its parameter is split in the same way. */
+/* p is a parameter of `op`. Set p->shard, p->parts, p->first_part and p->copies, which say which shard of p a rank of
+ * the tensor group holds, and p->sums, which says whether each rank has only a partial sum of p's gradient. `product`
+ * is the last GEMM op of the list up to and including `op`, or null if the list has no GEMM up to there. The output
+ * columns of `product` may consist of parts (q, k, v), each of which is split over the ranks separately. If `op` has
+ * the same output columns as `product`, as a bias behind a linear has, p is split in the same way. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
@@ -223,7 +222,8 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
         p->parts = product->parts, p->first_part = product->first_part, p->copies = product->copies;
 }
 /* If the tensor group has more ranks than the model has kv heads, each kv head lies on several ranks, and te_op.copies
- * is the number of these ranks. Return an error if te_op.copies differs from the size of the context's copies group. */
+ * is the number of these ranks. Return an error if te_op.copies is not 1 and differs from the size of the context's
+ * copies group, which consists of the ranks that hold the same k and v. */
 TE_API te_status te__check_copies(const te_plan *plan, te_context *ctx) {
     const int ranks = te_tensor_group(ctx)->size, copies = te__copies_group(ctx)->size;
     for (int i = 0; i < plan->op_count && ranks > 1; i++)
@@ -325,8 +325,9 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward writes the gradient of `a` before that of `b`. The three parameters share one gradient: `a`
- * and `b` are each either `owner` itself or tied to it, and `b` was tied earlier than `a`. There are three cases:
+/* Return whether backward writes the gradient of `a` before the gradient of `b`. The three parameters share one
+ * gradient: `a` and `b` are each either `owner` itself or tied to it, and `b` was tied earlier than `a`. There are
+ * three cases:
  * - `a` and `b` are in one list: the gradient of the parameter that is later in the list is written first, except that
  *   gradients that are deferred column sums are written last.
  * - Only one of them is in the owner's list: the gradient of the parameter in the other list is written first, because
@@ -411,8 +412,8 @@ typedef struct te_shard_layout {
                           * sharded, rank is 0 and ranks is 1 */
     int copies;          /* how many ranks hold the same elements of every run except run 0 */
     int64_t owned;       /* The first `owned` elements of the shard belong to this rank; the rest are copies of elements
-                          * that belong to an earlier rank. Only the rank to which an element belongs saves it to a
-                          * file, and counts its gradient in the norm */
+                          * that belong to an earlier rank. Only the rank to which an element belongs saves the element
+                          * to a file, and counts the element's gradient in the gradient norm */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element

@@ -50,7 +50,7 @@ TE_API int te__dim_of(int64_t w) {
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* Return the number that the width w becomes when the number dims[k] replaces the symbol TE_DIM(k); 0 if this number
+/* Return the number that results if dims[k] replaces the symbol TE_DIM(k) in the width w. Return 0 if this number
  * exceeds TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);

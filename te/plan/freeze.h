@@ -1,6 +1,6 @@
-/* freeze.h -- parameters that are not trained: backward launches no kernel that serves only their gradients, and the
- * gradient norm, optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise
- * identical to those without freezing.
+/* freeze.h -- parameters that are not trained: backward launches no kernel that serves only the gradients of these
+ * parameters, and the gradient norm, optimizers and reductions over ranks skip these parameters. The gradients of all
+ * other parameters are bitwise identical with and without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet

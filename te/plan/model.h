@@ -1,7 +1,7 @@
 /* model.h -- the data structures that TE_SEQUENTIAL makes from a list of ops: a plan and instances of it. A plan has a
  * table of the ops and three tables of steps (forward, inference, backward); a step is one or more ops that run as one
  * fused pattern. A plan is constant. Three structures change at run time: te_model and te_param (the parameters of one
- * instance) and te_saved (the memory of one forward).
+ * instance) and te_saved (the values that one forward saves for its backward).
  */
 #ifndef TE_MODEL_H
 #define TE_MODEL_H
@@ -57,8 +57,8 @@ enum {
     TE_CACHE_FORMAT_SHIFT = 29,     /* bits 29 and 30 hold the op's te_cache_format (attention_options.h) */
     TE_IS_CACHED = 3 << 29,         /* the mask of bits 29 and 30; if one of these bits is set, the op can store its
                                      * keys and values in a te_cache in inference */
-    TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
-                                      * frequencies of rope) */
+    TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has the op's name (rope
+                                      * reads its frequencies there) */
     /* The epilogue of a GEMM can compute the op that follows the GEMM, if this op has one of these flags: */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* the op adds its parameter */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* the op is GELU */
@@ -82,8 +82,8 @@ enum {
     TE_LEADS_POINTWISE = 1 << 27
 };
 
-/* The algorithm by which attention computes over the ranks of a context group, as its option (context, ..) says
- * (te/context_parallel.h). */
+/* The algorithm by which the ranks of a context group compute an attention together; the attention's option (context,
+ * ..) names it (te/context_parallel.h). */
 typedef enum te_cp_form { TE_CP_none, TE_CP_gather, TE_CP_ring, TE_CP_all_to_all } te_cp_form;
 
 typedef enum te_init {
@@ -155,8 +155,8 @@ typedef enum te_shard {
 /* How the operands of a GEMM are stored in FP8. All other values of a list have the list's dtype. An FP8 number is
  * stored multiplied by its scale. With one scale per tensor, x and the weight are e4m3, and the gradient dy is e5m2 or
  * e4m3 (Micikevicius et al. 2022). With one scale per 1 x 128 tile of x and dy and per 128 x 128 block of the weight,
- * all three are e4m3 (DeepSeek-V3, 2024). With one scale per row, x and the weight are e4m3, and backward runs in the
- * list's dtype. */
+ * x, dy and the weight are e4m3 (DeepSeek-V3, 2024). With one scale per row, x and the weight are e4m3, and backward
+ * runs in the list's dtype. */
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* one scale per tensor, computed from the tensor's own amax */
@@ -350,8 +350,8 @@ typedef struct te_training {
 /* The plan that TE_SEQUENTIAL makes from a list. A plan is constant. */
 typedef struct te_plan {
     const char *name;
-    te_dtype dtype;               /* number format of the parameters, and of each value for which its op states no other
-                                   * format */
+    te_dtype dtype;               /* number format of the parameters, and of every value unless the op that produces the
+                                   * value states another format */
     te_dtype in_dtype, out_dtype; /* number formats of x and y */
     int in, out;                  /* widths of x and y */
     int op_count, forward_count, infer_count, backward_count;
@@ -440,9 +440,9 @@ typedef struct te_param {
                               * (te_model_mark_copy) */
     int is_sharded;          /* 1: the gradient, or both gradient and values, are sharded over the data group
                               * (te_model_shards) */
-    struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
-                              * writes first, which is either the owner or a parameter that is tied to it. Null if the
-                              * parameter is neither tied nor an owner */
+    struct te_param *with;   /* for a tied parameter: its owner, i.e. the parameter whose memory it uses. For an owner:
+                              * the parameter whose gradient backward writes first, which is either the owner or a
+                              * parameter that is tied to it. Null if the parameter is neither tied nor an owner */
     uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write). For a
                               * tied parameter, the write count of its owner is used instead */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
@@ -462,7 +462,7 @@ typedef struct te_watch {
     const char *finish; /* the name of the call after which the gradients may be read, for error texts */
     int slices; /* the number of slices into which the buffer of reduced gradients is cut. With ZeRO-1, each rank gets
                  * one slice; without ZeRO-1, the number is 1, and each rank gets all gradients */
-    /* Return an error if backward of m must not run now, because it would overwrite gradients that are being
+    /* Return an error if backward of m must not run now, because backward would overwrite gradients that are being
      * reduced. */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx);
     /* Backward calls this function when it will not write the gradient of p again. */
@@ -495,8 +495,9 @@ typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
-    const struct te_model *at; /* the address of this te_model when it was bound, which shows whether an instance is a
-                                * copy. Null if the parameters do not follow the te_model in the same struct */
+    const struct te_model *at; /* the address that this te_model had when it was bound. In a copy of the instance, `at`
+                                * differs from the copy's own address. Null if the parameters do not follow the te_model
+                                * in the same struct */
     const void *params;        /* the buffer of the instance's parameters: `elements` elements, param_bytes bytes */
     const float *grads;        /* the buffer of the instance's gradients: grad_elements elements; null if the instance
                                 * has no gradients */

@@ -149,7 +149,7 @@ typedef struct te_replay_graph {
 } te_replay_graph;
 
 typedef struct te_launches {
-    int recording, count, bytes; /* recording: 1: launches are being recorded; count: the number of launches in
+    int recording, count, bytes; /* recording: 1 while launches are being recorded; count: the number of launches in
                                   * `record`; bytes: the bytes that these launches take */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
@@ -180,8 +180,8 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Return whether kernels are launched with programmatic dependent launch (PDL). This needs ctx->pdl. It also needs
- * code, for the context's device, that was compiled for compute capability 9.0 or higher, because only such code
+/* Return whether kernels are launched with programmatic dependent launch (PDL). PDL is used only if ctx->pdl is not 0
+ * and the context's device runs code that was compiled for compute capability 9.0 or higher, because only such code
  * contains the wait in te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
@@ -423,8 +423,8 @@ TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid gri
 }
 /* Launch a kernel, or record its launch. `args` is the kernel's first argument, which has `bytes` bytes; the kernel's
  * second argument is te_launch.early. A kernel with at most one block per SM lets the next kernel start early, so that
- * the next kernel loads weights while this one runs. A larger kernel does not, because blocks of the next kernel would
- * take resources of the SMs from it. */
+ * the next kernel loads weights while this kernel runs. A larger kernel does not, because blocks of the next kernel
+ * would take resources of the SMs from the larger kernel. */
 TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
     launch.pdl = te__cuda_uses_pdl(ctx);
     launch.early = launch.pdl && te__launch_is_recording(ctx) && te__launch_follows_kernel(ctx) &&

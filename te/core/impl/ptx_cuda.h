@@ -265,7 +265,7 @@ typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType,
                                              CUtensorMapFloatOOBfill);
 
 /* Return the driver's function cuTensorMapEncodeTiled, looked up at run time. Returns null if the driver does not have
- * it, or if the device is not of compute capability 9.0. */
+ * this function, or if the device is not of compute capability 9.0. */
 TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     void *f = 0;
     int major = 0, minor = 0;
@@ -351,8 +351,8 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
 /* A kernel that needs sm_90a, and the devices for which it is known whether the kernel runs there. Bit d of `runs` is 1
- * if the kernel runs on device d; bit d of `fails` is 1 if it does not, because its code was compiled for another
- * architecture or without inlining. */
+ * if the kernel runs on device d; bit d of `fails` is 1 if the kernel does not run on device d, because its code was
+ * compiled for another architecture or without inlining. */
 typedef struct te_sm90_kernel {
     const void *kernel; /* the kernel, or null if there is none */
     uint64_t runs, fails;
@@ -362,8 +362,9 @@ enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory 
                                          * only spilled registers are assumed to lie in local memory; accumulators there
                                          * would take 256 bytes or more */
 
-/* 1 if this compilation is for sm_90a and with inlining, so that sm_90a kernels run and need no fallback kernel. They
- * do not run if the compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS). */
+/* 1 if this compilation is for sm_90a and with inlining, so that sm_90a kernels run and need no fallback kernel. These
+ * kernels do not run if the compilation is for another architecture or without inlining (a debug build,
+ * TE_KEEP_CALLS). */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else

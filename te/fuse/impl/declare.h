@@ -89,7 +89,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
  * forward and backward has.
  *     passes      training (forward, backward and inference) or inference (only inference, inference.h)
  *     of          the list's dtype and options, as TE_LIST_OF returns them
- *     cut, marks  the list with its recompute marks, and the links of that list (TE__MARKED in sequential.h) */
+ *     cut         the list with its recompute marks (TE__MARKED in sequential.h)
+ *     marks       the links of this list, i.e. what TE_LINKS returns for it; empty if the list has no marks */
 #define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
 #define TE__DECLARE1(widths, passes, link, fwd, bwd, name, dtype, cut, marks, ...)                              \
@@ -259,7 +260,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
 #define TE_WANTS_end(op) (TE_PRODUCES_same) /* the pseudo-op (end, ~) behind the last op wants the format that the last
-                                             * op produces; but the list's option `out` may state another one */
+                                             * op produces; but the list's option `out` may state another format */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
@@ -294,8 +295,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__LAST_DTYPE_B_END
 
 /* The static_asserts for each op of a list. They check the op's position in the list, its rows, its options, and the
- * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. TE_NAME_CHECKS has
- * checked names and widths before. */
+ * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. TE_NAME_CHECKS,
+ * which is expanded earlier, has already checked names and widths. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \

@@ -1,6 +1,7 @@
-/* call_checks.h -- the checks that a call makes before it enqueues any work: checks of the batch, checks of the
- * caller's tensors, and a check that no memory which the call writes overlaps other memory of the call. The header also
- * has the functions that return the values of forks (values that later ops use again) and of extra inputs.
+/* call_checks.h -- the checks that a call of forward, inference or backward makes before it enqueues any work: checks
+ * of the batch, checks of the caller's tensors, and a check that no memory which the call writes overlaps other memory
+ * of the call. The header also has the functions that return the values of forks (values that later ops use again) and
+ * of extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -183,11 +184,11 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
 /* Memory that a call writes must not overlap other memory that the call reads or writes.
  *
  * Forward and inference write y, te_saved.memory, the workspace and the values of extra outputs. Backward writes dx,
- * the gradients of the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of
- * these overlaps another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. The one exception
- * is a call in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address,
- * shape, stride and format. If the rows of a tensor have a stride, the elements between the rows do not belong to the
- * tensor, so x and y may be different columns of one matrix.
+ * the gradients of the parameters, the workspace and the gradients of extra inputs. A call returns an error if memory
+ * that it writes overlaps another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. The one
+ * exception is a call in place: in inference y may be x itself, and in backward dx may be dy itself, with the same
+ * address, shape, stride and format. If the rows of a tensor have a stride, the elements between the rows do not belong
+ * to the tensor, so x and y may be different columns of one matrix.
  *
  * The last step of a call in place must not read memory that it overwrites, unless it works element by element or row
  * by row. Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither
@@ -238,8 +239,9 @@ TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
 /* Return whether backward may read the value of the fork that `op` uses. Backward reads this value for every op that
  * uses a fork except add, because the gradients of an add do not depend on the fork's value. */
 TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
-/* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
- * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
+/* Return whether backward reads the forward's x. This is so if the first op that is no fork saves its input or lies in
+ * a recompute region, because this input is x. It is also so if an op uses the value of a fork in front of that first
+ * op, because this value is x, too. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -353,7 +355,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
     for (int i = 0; i < r->batch->edge_count; i++) {
         const te_edge *e = &r->batch->edges[i];
         const int kind = te__edge_kind(r->plan, e->name);
-        if (!kind) continue; /* the edge belongs to another list that uses the same batch */
+        if (!kind) continue; /* this entry of te_batch.edges belongs to another list that uses the same batch */
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);

@@ -86,8 +86,8 @@ TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* Close all open recompute regions. At the end of backward a region is still open if the backward stop lies inside
- * it. */
+/* Close all open recompute regions. At the end of backward a region is still open if the backward stop, the op at which
+ * backward ends, lies inside this region. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
@@ -104,9 +104,8 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
 }
 /* In backward: open region k, and compute the values in it by running the region's forward steps on a copy of *r, in
  * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed, because
- * forward has saved it. If the step that contains the last op also contains other ops of the region, the step must run
- * nevertheless. It then stores the last op's output in the workspace, and does not store row statistics of this
- * output. */
+ * forward has saved it. If the step that contains the last op must run nevertheless, because of its other ops, it
+ * stores the last op's output in the workspace, and does not store row statistics of this output. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -125,8 +124,8 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
     return TE_OK;
 }
-/* Open all recompute regions that contain an op of the step; called before each step. A forward step lies either
- * entirely in one region or outside of all regions; a backward step may have ops of several regions. */
+/* Open all recompute regions that contain an op of the step. The function is called before each step. A forward step
+ * lies either entirely in one region or outside of all regions; a backward step may have ops of several regions. */
 TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && !r->region[k].data; j++)
@@ -134,8 +133,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* Close the recompute regions that the step has completed; called after each step. In forward, a region is complete
- * after the step with the region's last op; in backward, after the step with the region's first op. */
+/* Close the recompute regions that the step has completed. The function is called after each step. In forward, a region
+ * is complete after the step with the region's last op; in backward, after the step with the region's first op. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -204,9 +203,10 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. There are two such
- * cases. Either the ops of the last step do not change the value, so that the step stores nothing (a fork; in backward
- * also `positions`); or y has another number format than the one in which the last op stores its result. */
+/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. The last step has not
+ * stored the result in y in two cases. In the first case, the ops of the last step do not change the value, so that the
+ * step stores nothing (a fork; in backward also `positions`). In the second case, the number format of y differs from
+ * the format in which the last op stores its result. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
@@ -393,10 +393,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
-/* Run backward: from dy[rows, out], compute dx[rows, in] and the gradients of the parameters that train (freeze.h). If
- * dx is te_none(), it is not computed. If the instance was bound without gradients, only dx is computed. If the list
- * ends in cross_entropy, dy is [rows, 1] in f32 or te_none(); te_none() means that dy is batch.loss_scale in every
- * row. */
+/* Run backward: from dy[rows, out], compute dx[rows, in] and the gradients of the trained parameters (freeze.h). If dx
+ * is te_none(), dx is not computed. If the instance was bound without gradients, only dx is computed. If the list ends
+ * in cross_entropy, dy is [rows, 1] in f32 or te_none(); te_none() means that dy is batch.loss_scale in every row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -445,8 +444,8 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* Return the bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls
- * with this many rows have a stride (te_tensor.stride). Backward needs a dense copy of each of these four tensors. */
+/* Return the bytes of workspace that calls with this many rows need in addition to te_plan_workspace_bytes if x, y, dx
+ * or dy has a stride (te_tensor.stride). Backward needs a dense copy of each of these four tensors. */
 TE_API size_t te_plan_strided_bytes(const te_plan *plan, int64_t rows, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
     const te_run r = te__run_to_size(plan, TE_INFER, rows, TE_USE_off, ctx);

@@ -107,7 +107,7 @@ typedef struct te_run {
     struct te_kernel_shape *describe; /* if not null, the step launches nothing, but stores the shape of its pointwise
                                        * kernel to *describe */
     const void *pass_input, *last_step_input; /* addresses of two inputs that te__in_place compares: the input of the
-                                               * first step of the pass (pass_input) and the input of its last step
+                                               * first step of the pass (pass_input) and the input of the last step
                                                * (last_step_input) */
     te_pool pool;                  /* the workspace */
 

@@ -6,7 +6,8 @@
  * launch at the end of backward adds up the partial sums of all steps. If the table of deferred sums (TE_SUM_JOBS
  * entries) gets full before the end, a launch between two steps adds up the sums that are deferred so far.
  *
- * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
+ * The least possible memory traffic is one read of each partial sum, i.e. blocks * width floats for a gradient with
+ * `width` columns.
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -68,7 +69,7 @@ TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate && !(r->model && r->model->shards));
 }
 
-/* Tell the listener, if there is one, that this backward will not write p's gradient again. */
+/* Tell the listener (r->watch), if there is one, that this backward will not write p's gradient again. */
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }

@@ -1,5 +1,6 @@
-/* storage.h -- decides where each value of a call is stored: in the caller's memory, in te_saved, or in the workspace.
- * This header also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
+/* storage.h -- decides where a call of forward, inference or backward stores each value: in the caller's memory, in
+ * te_saved, or in the workspace. This header also defines the layout of te_saved, including the FP8 inputs that forward
+ * saves for GEMMs.
  */
 #ifndef TE_STORAGE_H
 #define TE_STORAGE_H
@@ -129,7 +130,7 @@ TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run the forward step that produced the input of GEMM i a second time. In this run the step stores only the GEMM's
+/* Run a second time the forward step that produced the input of GEMM i. In this run the step stores only the GEMM's
  * input, to the memory that *to describes. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
@@ -142,7 +143,7 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 
 /* ---- outputs and inputs of ops, and conversions of values -------------------------------------------------------- */
 
-/* Return the value that op i outputs in forward. Its `data` is null if forward does not save it. */
+/* Return the value that op i outputs in forward. The member `data` is null if forward does not save the value. */
 TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);

@@ -1,4 +1,4 @@
-/* value.h -- te_value, a value that one step of a plan produces and another one reads; and te_pool, the workspace that
+/* value.h -- te_value, a value that one step of a plan produces and another step reads; and te_pool, the workspace that
  * holds such values during a call.
  *
  * A te_value describes a matrix completely: its address and format, how it is scaled, whether its transpose is stored
