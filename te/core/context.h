@@ -53,9 +53,9 @@ typedef struct te_context {
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
     int gemm_custom;   /* CUDA: which GEMMs, and which fusion patterns that begin with a GEMM, run on this library's
-                        * kernels instead of cuBLASLt. 0: none; 1 (default): those for which the library's kernel is
-                        * expected to be faster; 2: all that the library's kernels support
-                        * (te/gemm/impl/gemm_dispatch.h) */
+                        * kernels instead of cuBLASLt. 0: none; 1 (default): the GEMMs and patterns for which the
+                        * library's kernel is expected to be faster; 2: all GEMMs and patterns that the library's
+                        * kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0. 1: attention's backward accumulates dQ in the order
                                      * in which thread blocks finish, so results may differ between runs; 0 (default):
                                      * attention's backward accumulates dQ in a fixed order, so results are bitwise
@@ -77,8 +77,8 @@ typedef struct te_context {
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int shared_bytes;       /* CUDA: how many bytes of shared memory a block may have on the device */
     int isa;                /* host: the instruction set that GEMMs use (te_isa in te/core/impl/target_host.h). The
-                             * default is the best one that the CPU and the program have; a caller may set a lower value
-                             * of te_isa */
+                             * default is the best instruction set that the CPU and the program support; a caller may
+                             * set a lower value of te_isa */
     void *kernel_memory;         /* host: memory for the tiles of kernels, one part for each thread that runs thread
                                   * blocks (te__host_kernel_memory) */
     size_t kernel_memory_bytes;

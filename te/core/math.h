@@ -1,6 +1,6 @@
 /* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels on CUDA and on the host, and the upper half of a 64 x
- * 64-bit product. The relative error is about 2e-7, except that of exp(x), which is about 2e-7 + 1e-7 |x|. The result
- * for NaN is NaN.
+ * 64-bit product. The relative error is about 2e-7, but that of exp(x) is about 2e-7 + 1e-7 |x|. The result for NaN is
+ * NaN.
  *
  * Do this:
  *     y = x * te_sigmoid(x);

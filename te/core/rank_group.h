@@ -8,10 +8,11 @@
  * model (tensor and sequence parallelism). The ranks of a data group hold the same part of the model's parameters, and
  * the gradients of all these ranks are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d
  * of its data group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a
- * context group: they split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv
- * heads than a tensor group has ranks, c consecutive ranks of the tensor group form a copies group: they hold the same
- * k and v. With pipeline parallelism (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group
- * has one rank of each stage. te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
+ * context group: the ranks of this group split the sequences of one batch, so a data group has size / c replicas. If a
+ * model has fewer kv heads than a tensor group has ranks, c consecutive ranks of the tensor group form a copies group:
+ * the ranks of this group hold the same k and v. With pipeline parallelism (te/comm/pipeline.h) each stage has such a
+ * grid of its own, and a pipeline group has one rank of each stage. te_comm_create (te/comm/comm.h) creates the groups
+ * with NCCL or MPI.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H

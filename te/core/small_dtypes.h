@@ -11,10 +11,10 @@
  *
  * e2m1 and e8m0 are formats of the OCP Microscaling Formats (MX) Specification 1.0; ue4m3 is the format of the scales
  * of NVFP4 (CUDA's CUDA_R_8F_UE4M3). All conversions use integer instructions and additions of floats, so the results
- * are bitwise identical on the host and on every GPU. The results are those of PTX's cvt to .e2m1x2 and .ue8m0x2 with
- * .satfinite: a NaN becomes 6 in e2m1. The header also has functions for the largest magnitude of a vector, ignoring
- * NaNs, from which a block's scale is computed. te/te.h does not include this header, because only microscaling.h needs
- * it.
+ * are bitwise identical on the host and on every GPU. The results equal the results of PTX's cvt to .e2m1x2 and
+ * .ue8m0x2 with .satfinite: a NaN becomes 6 in e2m1. The header also has functions for the largest magnitude of a
+ * vector, ignoring NaNs, from which a block's scale is computed. te/te.h does not include this header, because only
+ * microscaling.h needs it.
  */
 #ifndef TE_SMALL_DTYPES_H
 #define TE_SMALL_DTYPES_H

@@ -47,9 +47,9 @@ TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 /* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
  * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad`, and `(output, ...)` reads `grad`. If
  * the `grad` of an input is null, the gradient of this input is not computed. Each of these tensors is [rows, width].
- * The number format of an extra input is the one that the option (dtype, ..) of its op names; without this option, it
- * is the format of the list's residual stream. The number format of an extra output is that of the value in the
- * list. */
+ * The option (dtype, ..) of an `(input, ...)` names the number format of this extra input; without the option, the
+ * format is the format of the list's residual stream. An extra output has the number format of the value that the list
+ * stores there. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;

@@ -23,9 +23,9 @@
  * the top_k rows that the router makes of one token. `size` is the size of an element. */
 TE_API long te__in_bytes(const te_op *op, long size) { return op->in * size * te__rows_per_token(op->in_rows); }
 TE_API long te__out_bytes(const te_op *op, long size) { return op->out * size * te__rows_per_token(op->out_rows); }
-/* Return the te_run of a dry run with one row and with recipes on; the functions below take it as an argument. `none`
- * points to memory for TE_MAX_PARAMS parameters; the function sets it to zeros, and uses it as the parameters of every
- * op. */
+/* Return the te_run of a dry run with one row and with recipes on; the functions below take this te_run as an argument.
+ * `none` points to memory for TE_MAX_PARAMS parameters; the function sets it to zeros, and uses it as the parameters of
+ * every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);

@@ -193,7 +193,7 @@
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
 /* <list>_facts_at(i) returns two facts about op i in one int: the low bits are the op's recipe (a te_recipe), and the
- * higher bits are those of its flags that are in TE_PASSES_THROUGH. Constant expressions use this function to find the
+ * higher bits are the op's flags that belong to TE_PASSES_THROUGH. Constant expressions use this function to find the
  * recipe of the op that consumes a step's result. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }

@@ -162,9 +162,9 @@ enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size, in bytes, of the name that 
                                          * name, such as "#2" */
 
 struct te_graph;
-/* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is a stream that
- * only the capture uses. The function may not allocate or release memory, wait, or copy from or to pageable memory. It
- * may use another stream only if it joins that stream to ctx->stream by events. */
+/* The function that a graph records. The function enqueues library calls on ctx->stream, which during a capture is a
+ * stream that only the capture uses. The function may not allocate or release memory, wait, or copy from or to pageable
+ * memory. The function may use another stream only if it joins that stream to ctx->stream by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
 /* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */

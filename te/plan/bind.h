@@ -89,7 +89,7 @@ TE_API const float *te__grad_at(const te_model *m, const te_param *p, int64_t fr
 /* An optimizer holds f32 master weights, and FP8 recipes hold the weights in FP8. Both copies become stale when other
  * code writes the parameter. Therefore every writer increments the parameter's write count, and the host compares
  * counts before a copy is used: if the count has changed, the next optimizer step takes the new values as its master
- * weights, and the next forward casts them to FP8. */
+ * weights, and the next forward casts the new values to FP8. */
 
 /* Return the write count of p. A tied parameter uses the memory of another parameter, which is called its owner; for a
  * tied parameter the result is therefore the owner's write count. */
@@ -304,10 +304,10 @@ TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *p
     return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
 }
 /* Mark the parameters of m as a copy of the parameters of a model on an earlier pipeline stage. Example: the head on
- * the last stage, which is tied to the embedding on the first stage. The caller keeps both copies equal: it gives them
- * the same initial values, and sums their gradients over both stages (te_embedding_group) before each optimizer step. A
- * copy is loaded from a checkpoint, but not saved, and it does not count in the gradient norm. Call this after m is
- * bound and before optimizers are initialised. Errors: TE_ERROR_STATE, m is not bound. */
+ * the last stage, which is tied to the embedding on the first stage. The caller keeps both copies equal: the caller
+ * gives both copies the same initial values, and sums the gradients over both stages (te_embedding_group) before each
+ * optimizer step. A copy is loaded from a checkpoint, but not saved, and its gradient does not count in the gradient
+ * norm. Call this after m is bound and before optimizers are initialised. Errors: TE_ERROR_STATE, m is not bound. */
 TE_API te_status te_model_mark_copy(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_mark_copy"));
     TE_REQUIRE(m && m->plan && !m->is_elsewhere, ctx, TE_ERROR_STATE, "te_model_mark_copy: the instance is not bound");

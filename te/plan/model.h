@@ -228,8 +228,8 @@ typedef struct te_op {
                                    * 1 */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
                                    * sharded, or 0 if it is not sharded */
-    te_cp_form context;           /* for an attention: how the ranks of a context group compute it together; TE_CP_none
-                                   * if they do not */
+    te_cp_form context;           /* for an attention: how the ranks of a context group compute the attention together;
+                                   * TE_CP_none if each rank computes the attention of its own sequences */
     int edge;                     /* the index of the fork or (input, ..) whose value the op uses; for a combine, the
                                    * index of the router whose rows it sums; -1 if the op uses none of these */
     int experts;                  /* for a router, and for an op with parameters for each expert: the number of experts;

@@ -93,8 +93,8 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value the op uses. It is x for the op (add, x), and also for (add, name, x). If the
- * argument after the first name is an option, as in (add, x, (option, 1)), the result is the first name. */
+/* The name of the fork whose value the op uses. The result is x for the op (add, x), and also for (add, name, x). If
+ * the argument after the first name is an option, as in (add, x, (option, 1)), the result is the first name. */
 #define TE_FORK_OF(op)   TE__FORK_NAME(TE_ARG1(op, TE_NAME(op)), TE_NAME(op))
 #define TE__FORK_NAME(used, name) TE_IF_TUPLE(used, name, used)
 /* The text by which error messages name an op, e.g. "(linear, fc1)". */

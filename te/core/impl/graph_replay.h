@@ -155,9 +155,9 @@ typedef struct te_launches {
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the last work that the library enqueued on the stream is a kernel of a pass. 0:
                                   * it is a call of a function, or work outside passes */
-    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. It launches a small kernel
-                                  * before each candidate, so that the candidate starts as it would behind another
-                                  * kernel of a pass */
+    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. The autotuner launches a
+                                  * small kernel before each candidate, so that the candidate starts as it would behind
+                                  * another kernel of a pass */
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */
@@ -373,11 +373,11 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     if (s) s->recording = ctx->replay > 0;
 }
 /* Return whether the next launch directly follows a kernel of the same pass or, if ctx->pdl is 2, a kernel of the
- * previous pass. If so, all work before this pass (except kernels of passes) is done when the next kernel starts,
- * because the first kernel of the pass has waited for that work. The next kernel may then read memory that passes do
- * not write, such as weights, before it calls te_kernel_wait. A recorded call, such as a cuBLASLt GEMM, does not count
- * as a kernel here: the kernel that it launches may let the next kernel start before it has itself waited for the
- * preceding kernel. */
+ * previous pass. If so, the next kernel may read memory that passes do not write, such as weights, before it calls
+ * te_kernel_wait: only kernels of passes may still run when the next kernel starts, because the first kernel of the
+ * pass has waited for all other work. A recorded call, such as a cuBLASLt GEMM, does not count as a kernel here,
+ * because the kernel that the call launches may let the next kernel start before it has waited for the preceding kernel
+ * itself. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->last_is_kernel && (s->count || ctx->pdl > 1)));

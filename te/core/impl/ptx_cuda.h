@@ -350,9 +350,9 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
-/* A kernel that needs sm_90a, and the devices for which it is known whether the kernel runs there. Bit d of `runs` is 1
- * if the kernel runs on device d; bit d of `fails` is 1 if the kernel does not run on device d, because its code was
- * compiled for another architecture or without inlining. */
+/* A kernel that needs sm_90a, and what is known about the devices on which it runs. Bit d of `runs` is 1 if the kernel
+ * runs on device d; bit d of `fails` is 1 if the kernel does not run on device d, because its code was compiled for
+ * another architecture or without inlining. */
 typedef struct te_sm90_kernel {
     const void *kernel; /* the kernel, or null if there is none */
     uint64_t runs, fails;

@@ -125,9 +125,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
-/* Set *memory to memory with `bytes` bytes for each of `threads` threads, one part behind the other, beginning with
- * thread 0. The context owns the memory and keeps it. Therefore a launch allocates memory only if it needs more than
- * every earlier launch. */
+/* Set *memory to memory with `bytes` bytes for each of `threads` threads, in the order of the threads. The context owns
+ * the memory and keeps it. Therefore a launch allocates memory only if it needs more than every earlier launch. */
 TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
     const size_t all = (size_t)threads * bytes;
     *memory = (char *)ctx->kernel_memory;

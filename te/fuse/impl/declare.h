@@ -3,7 +3,7 @@
  * and the prototypes of its functions.
  *
  * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links).
- * `links` is made by TE_LINKS in matcher.h. It has a tuple of these parameters (a link) for each op: the op, its two
+ * TE_LINKS in matcher.h makes `links`, which has a tuple of these parameters (a link) for each op: the op, its two
  * neighbours in the list (before, after), and the next op that also exists in inference (live). TE_FOR needs four
  * helper macros M_A, M_B, M_A_END and M_B_END, which are defined after M.
  */

@@ -18,9 +18,9 @@
 
 /* ---- names and widths -------------------------------------------------------------------------------------------- */
 
-/* TE_NAME_CHECKS(widths, model, of, links) is expanded before everything else that a list declares. It checks that the
- * ops have different names, that a fork stands before the ops that use it, and that each op takes the width which the
- * op before it produces. Only the first mistake is reported, with the names of the list and of the op.
+/* TE_NAME_CHECKS(widths, model, of, links) is expanded before everything else that a list declares. The macro checks
+ * that the ops have different names, that a fork stands before the ops that use it, and that each op takes the width
+ * which the op before it produces. Only the first mistake is reported, with the names of the list and of the op.
  *
  * The checks are static_asserts in a function that is never called. Each op opens a nested block with enumerators of
  * its own, because an inner block may declare a name anew, which at file scope would be an error:
@@ -127,8 +127,8 @@
 #define TE__CHOOSE(which, yes, no) __builtin_choose_expr(which, yes, no)
 #endif
 /* TE__STOP_ASSERT(cond, text) is a static_assert within a function; in clang its failure ends the compilation.
- * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS, neither of them ends
- * the compilation. */
+ * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS, neither of the two
+ * macros ends the compilation. */
 #if defined __clang__ && !defined TE_ALL_ERRORS
 #define TE__STOP_BEGIN                                                                                    \
     _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"")                  \

@@ -239,9 +239,9 @@ TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
 /* Return whether backward may read the value of the fork that `op` uses. Backward reads this value for every op that
  * uses a fork except add, because the gradients of an add do not depend on the fork's value. */
 TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
-/* Return whether backward reads the forward's x. This is so if the first op that is no fork saves its input or lies in
- * a recompute region, because this input is x. It is also so if an op uses the value of a fork in front of that first
- * op, because this value is x, too. */
+/* Return whether backward reads the forward's x. Backward reads x if the first op that is no fork saves its input or
+ * lies in a recompute region, because this input is x. Backward also reads x if an op uses the value of a fork at the
+ * beginning of the list, because this value is x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -302,8 +302,8 @@ TE_API int te__regions_apart(const te__region *a, const te__region *b) {
     const uintptr_t from = x <= y ? (y - x) % stride : (stride - (x - y) % stride) % stride; /* from a's row to b's */
     return from >= a->row && from + b->row <= stride;
 }
-/* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps one
- * that is already in the table and this overlap is not permitted. */
+/* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps a
+ * region of the table and this overlap is not permitted. */
 TE_API te_status te__region_put(te__regions *all, te__region to) {
     if (!to.begin || !to.bytes) return TE_OK;
     TE_TRY(te__region_check_params(all, &to));
@@ -373,7 +373,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
         /* If the table is full, remove the extra inputs and outputs that are in the table, to make space. The later
-         * extra inputs and outputs are then still compared with all other regions, but not with the removed ones. */
+         * extra inputs and outputs are then still compared with all other regions, but not with the removed extra
+         * inputs and outputs. */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));

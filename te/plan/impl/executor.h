@@ -203,10 +203,10 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. The last step has not
- * stored the result in y in two cases. In the first case, the ops of the last step do not change the value, so that the
- * step stores nothing (a fork; in backward also `positions`). In the second case, the number format of y differs from
- * the format in which the last op stores its result. */
+/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored the result in y (or dx). The
+ * last step has not stored the result in y in two cases. In the first case, the ops of the last step do not change the
+ * value, so that the step stores nothing (a fork; in backward also `positions`). In the second case, the number format
+ * of y differs from the format in which the last op stores its result. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;

@@ -202,7 +202,7 @@ TE_API int64_t te__capacity_rows(const te_run *r) {
 }
 /* te__capacity_of returns the number of rows for which a block is sized whose value has rows of the kind `rows`. This
  * is te__capacity_rows or, for rows that are routed to experts, top_k times te__capacity_rows. te__capacity_of_value
- * returns the same number for the value *v. It tells from v->rows whether the rows are routed. */
+ * returns the same number for the value *v. The function finds out from v->rows whether the rows are routed. */
 TE_API int64_t te__capacity_of(const te_run *r, te_rows rows) {
     return te__capacity_rows(r) * te__rows_per_token(rows);
 }

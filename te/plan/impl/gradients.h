@@ -1,6 +1,6 @@
-/* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta): they are added up in a fixed
- * order, without atomics. The header also has the functions that tell a listener (te_watch) when a gradient is final,
- * i.e. will not be written again.
+/* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta). The sums are computed in a
+ * fixed order, without atomics. The header also has the functions that tell a listener (te_watch) when a gradient is
+ * final, i.e. will not be written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
  * launch at the end of backward adds up the partial sums of all steps. If the table of deferred sums (TE_SUM_JOBS

@@ -2,7 +2,7 @@
  * the op's operand is stored, which kernel stores it in this format, and whether the operand is saved for backward or
  * recomputed. The records are computed once, when a call begins; the executor, the functions that compute sizes, and
  * the printed plan read them. The rules depend only on constants, so the macros that choose kernels (te/pointwise,
- * te/linear) can also apply them.
+ * te/linear) can also apply the rules.
  *
  * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. To compute the
  * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where
@@ -79,8 +79,8 @@ TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return n
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Return whether a kernel that stores an operand in FP8 can compute the operand's scales itself. It can if each scale
- * depends on one row at most, because the kernel has the whole row at hand. */
+/* Return whether a kernel that stores an operand in FP8 can compute the operand's scales itself. The kernel can do so
+ * if each scale depends on one row at most, because the kernel holds the whole row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
@@ -92,8 +92,8 @@ TE_API int te__producer_of(const te_plan *p, int i) {
     return i;
 }
 /* Return the forward step whose last op is op i, if its kernel can recompute the output of op i without running the
- * step's other ops; else null. The kernel then reads op i's saved input in place of the step's input. This is possible
- * if the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the
+ * step's other ops; else null. The kernel then reads op i's saved input in place of the step's input. The kernel can do
+ * so if the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the
  * norm of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];

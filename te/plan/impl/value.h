@@ -76,8 +76,8 @@ typedef struct te_block_info {
 typedef struct te_pool {
     char *base;  /* start of the workspace. In the dry run it is null, and the address of a block is its offset plus
                   * TE_ALIGN, so that no address is null */
-    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended. This is the size
-                  * of the workspace that the call needs */
+    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended. The call needs a
+                  * workspace of this size */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
