@@ -11,7 +11,8 @@
  *
  * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with two exceptions:
  * errors that the vendor's runtime reports (TE_ERROR_CUDA, TE_ERROR_BLAS, TE_ERROR_COMM) may come after a part of the
- * work was enqueued; and on the host a first launch may find no memory for its kernel's tiles (TE_ERROR_MEMORY).
+ * work was enqueued; and on the host the first launch of a kernel may find no memory for the kernel's tiles
+ * (TE_ERROR_MEMORY).
  */
 #ifndef TE_BASE_H
 #define TE_BASE_H
@@ -65,7 +66,8 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
-/* Declare a function that must not be called: a call of it does not compile, and the compiler prints `text`. */
+/* Declare a function that must not be called: a call of the function does not compile, and the compiler prints
+ * `text`. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA

@@ -9,8 +9,8 @@
  *     te_context_destroy(&ctx);
  *
  * All work is ordered on ctx.stream. Only one thread at a time may use a context. A context must stay at its address: a
- * call that gets a copy of it returns an error. A file compiled as plain C can use a context that a .cu file created
- * (<model>_context_create), because all calls except the creation go through function pointers in ctx.target.
+ * call that gets a copy of the context returns an error. A file compiled as plain C can use a context that a .cu file
+ * created (<model>_context_create), because all calls except the creation go through function pointers in ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H

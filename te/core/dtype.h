@@ -157,9 +157,9 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
 
 /* Express a finite magnitude, given as the bits `a` of a float, in units of the distance between neighbouring FP8
  * numbers of this magnitude. The result is a fixed-point number with 23 - fraction bits behind the point, which the
- * caller drops when it rounds. The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)).
- * The function uses only integer instructions, because conversions between integers and floats run at an eighth of the
- * rate of integer instructions. */
+ * caller drops by rounding. The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)). The
+ * function uses only integer instructions, because conversions between integers and floats run at an eighth of the rate
+ * of integer instructions. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
                                                                         * float that is a normal number in FP8 */
@@ -219,8 +219,8 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 }
 
 /* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. If e is not
- * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, it is m times the distance between neighbouring
- * subnormals. `a` is the byte without its sign bit. */
+ * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, the magnitude is m times the distance between
+ * neighbouring subnormals. `a` is the byte without its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))

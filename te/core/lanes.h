@@ -270,7 +270,8 @@ TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
 
 /* Let M be the maximum of `bits` (the bits of a magnitude) over all lanes of the group. If M is larger than *amax, set
  * *amax to M, atomically; *amax must be at least 0. The function first reads *amax, and skips the atomic operation if
- * it would change nothing: in a large tensor, few blocks have a larger magnitude than all blocks before them. */
+ * the operation would change nothing: in a large tensor, few blocks have a larger magnitude than all blocks before
+ * them. */
 #if TE_CUDA
 TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     bits = __reduce_max_sync(~0u, bits);

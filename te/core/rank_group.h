@@ -29,8 +29,8 @@
 
 struct te_group;
 
-/* A message of te_group_exchange, which this rank sends to rank `peer` of the group or receives from it. `bytes` is the
- * size of the message, at most INT32_MAX. */
+/* A message of te_group_exchange, which this rank sends to rank `peer` of the group, or receives from rank `peer`.
+ * `bytes` is the size of the message, at most INT32_MAX. */
 typedef struct te_transfer {
     void *data;
     int64_t bytes;
@@ -108,8 +108,8 @@ typedef struct te_comm {
      * a rank of another stage, the group contains only that rank */
     te_group world, tensor, copies, data, context, pipeline, embedding;
     te_group in_host, across_hosts; /* te_group.in_host and te_group.across_hosts of the data group */
-    int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1 in the order of
-                     * their first ranks */
+    int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1, in the order of the
+                     * lowest world rank on each host */
     int *host_of;   /* [world.size]: the number of each rank's host */
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
@@ -171,7 +171,7 @@ TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
 /* Each function te_group_<collective> below calls the function of te_transport with the same name. In a group of one
- * rank it copies x to y instead. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
+ * rank the function copies x to y instead. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
 /* Mark the communicator as failed, and return TE_ERROR_COMM. Call this when a collective has failed and its error text
  * is in ctx. */

@@ -7,9 +7,9 @@
  *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
  *     ... TE_TRY(my_kernel_launch(ctx, te__grid_of(blocks, 1), &args));
  *
- * On CUDA, TE_KERNEL defines a __global__ function; on the host, it defines a function for one thread block, which a
- * loop over the blocks of the grid calls, with OpenMP on several threads. In the call of the body, `te_args` points to
- * the kernel's arguments, and `te_at` is the te_block of the current block.
+ * On CUDA, TE_KERNEL defines a __global__ function; on the host, TE_KERNEL defines a function for one thread block,
+ * which a loop over the blocks of the grid calls, with OpenMP on several threads. In the call of the body, `te_args`
+ * points to the kernel's arguments, and `te_at` is the te_block of the current block.
  */
 #ifndef TE_TARGET_H
 #define TE_TARGET_H

@@ -22,9 +22,9 @@ typedef struct te_tensor {
     /* the number of elements from the beginning of a row to the beginning of the next row; 0 stands for `cols`, and
      * other values must be at least cols. x, y, dx and dy of a list may have a stride larger than cols, as columns of a
      * wider matrix do. The elements between the rows are neither read nor written. A call works on dense copies of such
-     * tensors: it copies x and dy before its first step, and y and dx after its last step. Each such tensor therefore
-     * costs a copy, and the workspace must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). All other
-     * tensors must be dense */
+     * tensors: the call copies x and dy before the first step, and y and dx after the last step. Each such tensor
+     * therefore costs a copy, and the workspace must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). All
+     * other tensors must be dense */
     int64_t stride;
 } te_tensor;
 
@@ -41,7 +41,8 @@ TE_API te_tensor te_strided(void *data, te_dtype dtype, int64_t rows, int64_t co
 }
 /* Return whether a tensor's rows have gaps between them, i.e. elements that do not belong to the tensor. */
 TE_API int te__is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride && t.stride != t.cols; }
-/* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
+/* Return an absent tensor. Pass this tensor as dx if dx is not needed, and as x if the list begins with an
+ * embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
@@ -87,8 +88,8 @@ typedef struct te_batch {
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
     int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then computes
-                           * the loss and writes it to y. A list that ends in linear, cross_entropy then computes its
-                           * logits only once (te/linear/impl/linear_cross_entropy.h) */
+                           * the loss and writes the loss to y. A list that ends in linear, cross_entropy then computes
+                           * the logits only once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], in target memory: the number of rows that have a loss. Backward divides loss_scale
                               * by this number (te/ops/cross_entropy.h). Null: loss_scale is not divided */
     const struct te_cache *cache; /* for inference: the key-value cache to which the batch's tokens are appended
@@ -145,7 +146,7 @@ typedef struct te_sampling {
                             * number. Required if `temperature` is not null */
     /* parameters */
     const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
-                               * entry is below 1e-5, the op chooses greedily: it takes the most likely token (if
+                               * entry is below 1e-5, the op chooses greedily: the op takes the most likely token (if
                                * several are equally likely, the one with the lowest number) */
     const int32_t *top_k;     /* [rows]: only the k most likely tokens can be chosen. If the pointer is null, or an
                                * entry is 0 or less, all tokens can be chosen */
@@ -192,7 +193,7 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
 /* Return the rows of sequence i from row `from` on. If the values of s->first are wrong, sequence i may begin before
- * row `from`; its rows before `from` then count as rows of earlier sequences. */
+ * row `from`; the rows of sequence i before `from` then count as rows of earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -202,9 +203,9 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 }
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
-/* Return how many tile numbers there are if each sequence is cut into tiles of `size` rows, beginning at its first row.
- * The tiles of sequence i have consecutive numbers; the first number is f / size + i, where f is the first row of the
- * sequence. Some numbers, at most one for each sequence, belong to no tile. */
+/* Return how many tile numbers there are if each sequence is cut into tiles of `size` rows, beginning at the sequence's
+ * first row. The tiles of sequence i have consecutive numbers; the first number is f / size + i, where f is the first
+ * row of the sequence. Some numbers, at most one for each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
 /* Find, by binary search, the sequence to which tile number `tile` belongs. If no tile has this number, return the last
  * sequence whose tiles have lower numbers. If `size` is 0, `tile` is the index of a row instead, and the function
@@ -225,7 +226,7 @@ TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
 }
 /* Return the position of a row within its sequence. `c` says which part of the sequences this rank has; `row` is a row
- * of this part. s->first, if it is not null, counts the rows of all ranks of the context group. */
+ * of this part. If s->first is not null, s->first counts the rows of all ranks of the context group. */
 TE_BOTH int te_cp_sequence_position(const te_sequences *s, te_cp_shard c, int row) {
     if (!s->first) return te_cp_position(c, te_sequence_position(s, row), s->max_seqlen);
     return te_sequence_position(s, c.ranks > 1 ? te_cp_position(c, row, s->rows / c.ranks) : row);

@@ -67,8 +67,8 @@
  *     make         the macro that is expanded if the list has no such mistake, e.g. TE__DECLARE
  *     link         storage class and attributes of the functions of the model
  *     fwd, bwd     prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
- * -Wshadow is off in the functions of a model, because their parameters have the names m, x, y, .., and a program may
- * have global variables of these names.
+ * -Wshadow is off in the functions of a model, because the parameters of these functions have the names m, x, y, ..,
+ * and a program may have global variables of these names.
  */
 #define TE__CHECKED(...)                                                                                         \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                \

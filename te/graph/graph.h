@@ -1,5 +1,5 @@
 /* graph.h -- CUDA graphs: record once the work that a function enqueues (a forward, a backward, a whole step), and
- * replay it with one launch. A replay takes its inputs by name or position and checks their shapes and dtypes.
+ * replay it with one launch. A replay takes inputs by name or position, and checks their shapes and dtypes.
  *
  * Do this:
  *     te_status step(const te_graph *g, const void *arg, te_context *ctx) {    // may only enqueue on ctx->stream
@@ -167,7 +167,7 @@ struct te_graph;
  * memory. The function may use another stream only if it joins that stream to ctx->stream by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
-/* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
+/* The description of a capture. te_graph_capture reads the description only during the call, and copies the names. */
 typedef struct te_graph_spec {
     const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
@@ -357,8 +357,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     return status;
 }
 
-/* Check tensor i of the spec and create the static tensor for it. If the spec gives no memory, the static tensor gets
- * memory from the pool. `name` is the place where the tensor's name is stored. */
+/* Check tensor i of the spec and create the static tensor for this tensor. If the spec gives no memory, the static
+ * tensor gets memory from the pool. `name` is the place where the tensor's name is stored. */
 TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
     const int from = i < g->in_count ? 0 : g->in_count;
     const char *kind = from || !g->in_count ? "output" : "input";

@@ -101,10 +101,10 @@ TE_API void te__param_written(te_param *p, te_context *ctx) {
 /* Tell the library that your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a
  * collective). Call this on each rank that has written. The next step of an optimizer then takes the new values instead
  * of its master weights, and the next forward casts the new values to FP8. After a library function has written to m
- * (te_model_randomize, te_weights_load, ...), the call is not needed for m, but it is needed for every other instance
- * that is bound to the same memory. A replay of a captured graph runs no code on the host, so the replay does not
- * compare write counts: call te_adamw_renew and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is
- * not bound. */
+ * (te_model_randomize, te_weights_load, ...), te_model_changed is not needed for m, but it is needed for every other
+ * instance that is bound to the same memory. A replay of a captured graph runs no code on the host, so the replay does
+ * not compare write counts: call te_adamw_renew and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE,
+ * m is not bound. */
 TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_changed"));
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
@@ -172,7 +172,7 @@ TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
 /* Return the bytes that a parameter takes in the buffer, including the gap behind it. Returns 0 if the parameter is
- * tied, because it then uses the memory of another parameter. */
+ * tied, because a tied parameter uses the memory of another parameter. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }

@@ -27,8 +27,8 @@
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Return whether p belongs to the op named `op` and is its parameter named `field`, e.g. "weight". If `op` or `field`
- * is null, every name matches. */
+/* Return whether p is the parameter named `field`, e.g. "weight", of the op named `op`. If `op` or `field` is null,
+ * every name matches. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
@@ -74,8 +74,9 @@ TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Set each trained parameter's gradient pointer to its address in the buffer `grads`; if `grads` is null, set no
- * pointers. Returns the number of elements that the gradients take, including the gaps between them. */
+/* Set the gradient pointer of each trained parameter to the address of the parameter's gradient in the buffer `grads`;
+ * if `grads` is null, set no pointers. Returns the number of elements that the gradients take, including the gaps
+ * between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {

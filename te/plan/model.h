@@ -108,8 +108,8 @@ typedef enum te_rows {
     TE_ROWS_routed = 1 << 20, /* rows behind a router (TE_ROUTED_ROWS): top_k rows for each token, ordered by expert
                                * (te/ops/router.h) */
     TE_ROWS_of_ranks = 1 << 29, /* flag of routed rows: this rank computes only the rows of its own experts */
-    TE_ROWS_exchanged = 1 << 30 /* flag in addition to TE_ROWS_of_ranks: the router has sent each row to the rank of its
-                                 * expert */
+    TE_ROWS_exchanged = 1 << 30 /* flag in addition to TE_ROWS_of_ranks: the router has sent each row to the rank that
+                                 * holds the row's expert */
 } te_rows;
 /* TE_ROUTED_ROWS(experts, top_k) is the kind of the rows behind a (router, ..), where a token has one row for each of
  * the top_k experts to which it was sent. The kind contains both numbers, so that lists can be checked at compile time;
@@ -138,7 +138,7 @@ typedef enum te_rank_layout {
     TE_LAYOUT_some_rows     /* routed rows of which this rank computes only some. If the router sends rows to the ranks
                              * of their experts, the rank computes the rows of its own experts; if the router has a
                              * capacity, rows beyond this capacity are dropped. The rank has all columns of the rows
-                             * that it computes, and their whole gradient */
+                             * that it computes, and the whole gradient of these rows */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */
@@ -213,9 +213,9 @@ typedef struct te_op {
                                    * ops, and for the ops that use their value */
     int flags;                    /* the op's properties, a combination of flags such as TE_SAVES_INPUT */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
-    te_block_format weights;      /* the format of the op's weight if it is stored in few bits, TE_BLOCK_quantized if
-                                   * any such format is allowed, TE_BLOCK_none if the weight is not stored in few
-                                   * bits */
+    te_block_format weights;      /* the format of the op's weight if the weight is stored in few bits,
+                                   * TE_BLOCK_quantized if any such format is allowed, TE_BLOCK_none if the weight is
+                                   * not stored in few bits */
     int stats;                    /* how many f32 statistics, such as mean and rstd, forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
     int parts;                    /* the columns of the op's output consist of this many parts, each of which is split
@@ -227,7 +227,7 @@ typedef struct te_op {
                                    * a fused q, k, v with fewer kv heads than ranks, this is ranks / kv_heads; otherwise
                                    * 1 */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
-                                   * sharded, or 0 if it is not sharded */
+                                   * sharded, or 0 if the vocabulary is not sharded */
     te_cp_form context;           /* for an attention: how the ranks of a context group compute the attention together;
                                    * TE_CP_none if each rank computes the attention of its own sequences */
     int edge;                     /* the index of the fork or (input, ..) whose value the op uses; for a combine, the
@@ -376,8 +376,8 @@ typedef struct te_plan {
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
-/* The function that te__renew_weights calls, as renew(of, ctx), to cast weights that were written after their last
- * cast. */
+/* The function that te__renew_weights calls, as renew(of, ctx), to cast the weights to FP8 that were written after the
+ * last cast. */
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
     void *of;              /* the argument of `renew`: the te_recipes */
@@ -399,8 +399,8 @@ typedef struct te_fp8_product {
                                           * (inverse), and of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
     uint64_t written;              /* the weight's write count (te__writes_of) at the time of its last cast to `data` */
-    struct te_fp8_renewal *renewal; /* casts the weight again if it was written after the last cast; null if the weight
-                                     * exists only in FP8 */
+    struct te_fp8_renewal *renewal; /* casts the weight again if the weight was written after the last cast; null if the
+                                     * weight exists only in FP8 */
     int updated;                   /* 1: the optimizer's update kernel also computes this weight's amax, or casts the
                                     * weight to FP8 (recipes_adamw.h) */
 } te_fp8_product;
@@ -424,8 +424,8 @@ typedef struct te_param {
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: the parameter is always frozen, because the list declares its op as frozen
                               * (frozen_linear) */
-    int last;                /* 1: the gradient is a deferred column sum, so it is written only at the end of backward
-                              * (gradients.h) */
+    int last;                /* 1: the gradient is a deferred column sum, so the gradient is written only at the end of
+                              * backward (gradients.h) */
     int index;               /* the parameter's index among the parameters of its instance */
     te_shard shard;          /* the part of the parameter that this rank of the tensor group holds */
     int parts;               /* the op's output columns consist of this many parts, each of which is split over the
@@ -446,9 +446,9 @@ typedef struct te_param {
     uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write). For a
                               * tied parameter, the write count of its owner is used instead */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
-    te_block_format weights; /* the block format that te_use_quantized accepts for the parameter, as the option
-                              * (weights, ..) of its op or list says; TE_BLOCK_quantized: any format; TE_BLOCK_none: no
-                              * quantized weights */
+    te_block_format weights; /* the block format that te_use_quantized accepts for the parameter; the option (weights,
+                              * ..) of the op or of the list names this format; TE_BLOCK_quantized: any format;
+                              * TE_BLOCK_none: no quantized weights */
     const te_quantized_weight *quantized; /* the values in a quantized format (te_use_quantized), in which case `data`
                                            * is not read. Null if the values are in `data` */
 } te_param;
@@ -465,7 +465,7 @@ typedef struct te_watch {
     /* Return an error if backward of m must not run now, because backward would overwrite gradients that are being
      * reduced. */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx);
-    /* Backward calls this function when it will not write the gradient of p again. */
+    /* Backward calls this function as soon as backward will not write the gradient of p again. */
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;
 
@@ -484,7 +484,8 @@ typedef struct te_model_shards {
     float *grads;     /* this rank's shard of the gradients, summed over the ranks. Behind this shard are the gradients
                        * of the elements that remain behind the last shard */
     /* The executor calls this function when all checks of a pass have been made, before it enqueues the first step. The
-     * function gathers the weights. accumulates: 1 if backward adds to the gradients, 0 if it overwrites them */
+     * function gathers the weights. accumulates: 1 if backward adds to the gradients, 0 if backward overwrites the
+     * gradients */
     te_status (*begin)(struct te_model_shards *s, int is_backward, int accumulates, te_context *ctx);
 } te_model_shards;
 

@@ -81,8 +81,8 @@ typedef struct te__new_file {
     char *temporary;  /* the path of the temporary file, which is in the same folder as the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried. A name is taken if an earlier
-                                  * process with the same id was killed and left its temporary file behind */
+enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried. A name is taken already if an
+                                  * earlier process with the same id was killed and left its temporary file behind */
 
 enum { TE__STICKY = 01000 }; /* the sticky bit of a folder's mode, S_ISVTX, which the system's headers hide with
                               * -std=c11 */

@@ -30,7 +30,7 @@
 
 enum {
     TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that is replaced by a kernel; the kernel has only one
-                                     * warp, so it would be slow for larger fills */
+                                     * warp, which would be slow for larger fills */
     TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many graph nodes, and at
                                      * most this many nodes depend on it */
 };
@@ -120,8 +120,8 @@ enum {
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
 /* A recorded launch of a kernel (then `call` is null), or a recorded call of a function (then `kernel` is null). In a
- * record, the struct is followed by `bytes` bytes of arguments, and the next launch begins `size` bytes after this
- * one. */
+ * record, the struct is followed by `bytes` bytes of arguments, and the next launch of the record begins `size` bytes
+ * behind the beginning of this struct. */
 typedef struct te_launch {
     const void *kernel;
     te_call_fn call;

@@ -94,7 +94,7 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
 /* Load a 32-bit word as te_flag_load does, but in host code, from memory that the host can read. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
 /* Return the time in nanoseconds, for timeouts. On the host the function also yields the processor to other threads,
- * because it is called in loops that wait. */
+ * because te_nanoseconds is called in loops that wait. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;
 #if TE_CUDA

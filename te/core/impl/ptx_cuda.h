@@ -138,7 +138,7 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* TMA: prefetch the tensor map itself, so that the first copy need not wait for it. A kernel may do this before
+/* TMA: prefetch the tensor map itself, so that the first copy need not wait for the map. A kernel may do this before
  * te_kernel_wait, because the map is part of the kernel's arguments. */
 TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
 /* TMA: prefetch the box at (x, y) of a tensor into the L2. */
@@ -280,7 +280,8 @@ TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     return (te__tensor_map_encode_fn)f;
 }
 
-/* Return the driver's function as te__find_tensor_map_encoder does, but look it up only once for each context. */
+/* Return the driver's function as te__find_tensor_map_encoder does, but look the function up only once for each
+ * context. */
 TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     if (!ctx->tensor_map_encode_known) {
         ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);

@@ -69,8 +69,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     }
 
 /* Define a kernel as TE_KERNEL_MEMORY does, compiled once for each te_isa. In the body, te_isa_ is the te_isa of the
- * version, as a constant. Every function that the body calls must be a TE_FN, so that it is compiled for the same
- * instructions. */
+ * version, as a constant. Every function that the body calls must be a TE_FN, so that this function is compiled for the
+ * same instructions. */
 #if TE__DISPATCH
 #define TE__KERNEL_OF_ISA(name, isa, attribute, type, ...)                                          \
     attribute TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {     \

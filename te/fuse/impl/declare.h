@@ -46,10 +46,10 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
                                          * rounded */
 #define TE_TAKES_list_square_blocks TE_TOKEN /* the option `square_blocks` of a list under nvfp4, on or off: whether a
                                               * block of the weight is 16 x 16 elements */
-#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list. For FP8 GEMMs it is the format of the weight
-                                        * parameters, f32 or the list's dtype. For weights in few bits
-                                        * (te_use_quantized) it is the name of a block format, or `quantized` for any
-                                        * block format */
+#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list. For FP8 GEMMs the option is the format of the
+                                        * weight parameters, f32 or the list's dtype. For weights in few bits
+                                        * (te_use_quantized) the option is the name of a block format, or `quantized`
+                                        * for any block format */
 /* TE__QUANTIZED_OPS_OF is the table of functions for quantized weights, if the list has such weights (`takes` is 1);
  * here it is null. TE__HAS_QUANTIZED_OPS is 1 if the program includes these functions. te/fuse/quantized_weights.h
  * redefines both macros. */
@@ -200,9 +200,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__FIRST_WIDTH_B_END
 
 /* For each op, the enumerators for the op's index and for the widths of its input and output. A fork has one more
- * enumerator, for the width of its value. The enumerator of the index has no initialiser, so it is the preceding
- * enumerator plus one. Therefore the last enumerator of each op (.._behind) repeats the op's index, so that the next op
- * gets the next index. */
+ * enumerator, for the width of its value. The enumerator of the index has no initialiser, so the compiler gives the
+ * index the value of the preceding enumerator plus one. Therefore the last enumerator of each op (.._behind) repeats
+ * the op's index, so that the next op gets the next index. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \

@@ -30,7 +30,7 @@ enum {
     /* the number of bytes of the history that one block of the kernel te__generation_fork copies */
     TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20
 };
-/* The bits of te__generation_input.flags, which say for each sequence what the step does with it. */
+/* The bits of te__generation_input.flags, which say for each sequence what the step does with the sequence. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
     /* the sequence has one row in the batch; the device has chosen the token of this row in an earlier step */

@@ -12,7 +12,7 @@
 /* ---- the batch --------------------------------------------------------------------------------------------------- */
 
 /* Check the members of te_batch that describe packed sequences of different lengths (core/tensor.h). cu_seqlens lies in
- * target memory (host or device), so its values can be checked only if the target is the host. */
+ * target memory (host or device), so the values of cu_seqlens can be checked only if the target is the host. */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq * (b->context ? te_cp_group(ctx)->size : 1);
     if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
@@ -190,10 +190,10 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
  * address, shape, stride and format. If the rows of a tensor have a stride, the elements between the rows do not belong
  * to the tensor, so x and y may be different columns of one matrix.
  *
- * The last step of a call in place must not read memory that it overwrites, unless it works element by element or row
- * by row. Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither
- * element by element nor row by row (a linear, attention or rope alone). If the rows have a stride, every list can run
- * in place, because the steps work on dense copies of the tensors.
+ * The last step of a call in place must not read memory that it overwrites, unless this step works element by element
+ * or row by row. Therefore a list cannot run in place if it ends in a cross_attention, or if the only step of the list
+ * works neither element by element nor row by row (a linear, attention or rope alone). If the rows have a stride, every
+ * list can run in place, because the steps work on dense copies of the tensors.
  *
  * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes the forward's y
  * (te_saved.loss_in_backward), then dy and dx must not overlap that x or y. */
@@ -218,8 +218,8 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Return whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of
- * `from`, the value that the first step reads. The pass may run in place if its last step works element by element or
+/* Return whether the pass may run in place, that is, whether the last step may store the result `to` in the memory of
+ * `from`, the value that the first step reads. The pass may run in place if the last step works element by element or
  * row by row, or does not read `from`. */
 TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const te_plan *p = r->plan;
@@ -263,8 +263,8 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
     const te_model *m = all->model;
     const te_param *p = m->param;
     if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* a region that is only read may overlap
-                                                                      * parameters; but in backward it must not overlap
-                                                                      * a gradient, because backward writes the
+                                                                      * parameters; but in backward the region must not
+                                                                      * overlap a gradient, because backward writes the
                                                                       * gradients */
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {

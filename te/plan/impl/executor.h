@@ -93,7 +93,7 @@ TE_API void te__recompute_close_all(te_run *r) {
         if (r->region[k].data) te__recompute_close(r, k);
 }
 /* Set *from and *to to the range [*from, *to) of forward steps that backward runs a second time for recompute region k:
- * from the region's first step up to the last step whose ops save a value in the region's memory. */
+ * from the region's first step up to the last step with an op that saves a value in the region's memory. */
 TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;
     int i = 0;
@@ -104,8 +104,8 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
 }
 /* In backward: open region k, and compute the values in it by running the region's forward steps on a copy of *r, in
  * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed, because
- * forward has saved it. If the step that contains the last op must run nevertheless, because of its other ops, it
- * stores the last op's output in the workspace, and does not store row statistics of this output. */
+ * forward has saved this output. If the step that contains the last op must run nevertheless, because of its other ops,
+ * the step stores the last op's output in the workspace, and does not store row statistics of this output. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -357,8 +357,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     return TE_OK;
 }
 
-/* Return an error if no forward has filled *saved, or if the forward that filled it had another batch, other dims or
- * another recipe. */
+/* Return an error if no forward has filled *saved, or if the forward that filled *saved had another batch, other dims
+ * or another recipe. */
 TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
     const te_plan *plan = r->plan;
     const te_batch *b = r->batch;

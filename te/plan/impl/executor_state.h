@@ -84,7 +84,8 @@ typedef struct te_run {
     te_tensor callers[4];          /* the caller's x, y, dx and dy (te__caller), if their rows have a stride; `data` of
                                     * a tensor without a stride is null */
     size_t copies_bytes;           /* the bytes of the workspace that the dense copies take */
-    int loss_in_backward;          /* 1: forward leaves the loss to backward, which computes it and writes it to y */
+    int loss_in_backward;          /* 1: forward leaves the loss to backward, and backward computes the loss and writes
+                                    * it to y */
     int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
                                     * gradient that is needed (executor.h) */
 
@@ -96,7 +97,7 @@ typedef struct te_run {
 
     /* values */
     te_value current;              /* the value that the next step reads. In forward, it is an activation; in backward,
-                                    * it is a gradient, and its `data` is null if this gradient is not needed */
+                                    * the value is a gradient, and `data` is null if this gradient is not needed */
     te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value; in backward, the gradient of the
                                     * fork's value, summed over those uses of the fork that backward has already run;
                                     * not used in forward, where te_saved holds the forks' values */
@@ -122,8 +123,8 @@ typedef struct te_run {
     char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds the GEMM's saved input and the scales of
                                     * this input, which te__saved_input_of() locates. For a router that sends rows to
                                     * other ranks (te__is_exchange): the rows that this rank has received */
-    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
-                                            * transposed */
+    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM the bit is 1 if the GEMM's input is
+                                            * saved transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are
                                                 * saved; `data` is null while the region is closed */
 
@@ -192,10 +193,11 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, s.rows) : b->seq;
     return s;
 }
-/* Return the number of rows for which te_saved.memory is sized: te__rows_in, rounded up to a multiple of TE_ROW_PAD. */
+/* Return the number of rows for which the blocks of te_saved.memory are sized if their rows have the kind `rows`: the
+ * number of rows of this kind in this call, rounded up to a multiple of TE_ROW_PAD. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* Return the number of rows for which each block of the workspace is sized, whichever kind of rows the block's value
- * has. No block's size depends on the number of sequences, because the dry run that measures the workspace does not
+/* Return the number of rows for which each block of the workspace is sized; this number is the same for all kinds of
+ * rows. No block's size depends on the number of sequences, because the dry run that measures the workspace does not
  * know this number. Therefore a call places its blocks at the same offsets as that dry run. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
@@ -277,7 +279,7 @@ TE_API void te__finish_deferred(te_run *r) {
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Called when op i has read the value of its fork. In inference, release this value if op i is the last op that uses
+/* The function is called when op i has read the value of its fork. In inference, release this value if no later op uses
  * it. In forward there is nothing to release, because te_run.edge holds no values. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());

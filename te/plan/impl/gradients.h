@@ -63,8 +63,8 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. If gradients are
- * sharded over ranks, backward overwrites its local gradient, and the sum over the ranks is added to the shard. */
+/* Return whether backward adds to the gradient of p instead of overwriting this gradient. If gradients are sharded over
+ * ranks, backward overwrites its local gradient, and the sum over the ranks is added to the shard. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate && !(r->model && r->model->shards));
 }

@@ -35,10 +35,11 @@ typedef enum te_input_source {
     TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes the weight
                             * gradient in the list's dtype */
     TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, row-major or transposed */
-    TE_INPUT_saved_for_others, /* forward saves the input x in the list's dtype anyway, because another op's backward
-                                * needs it; backward casts x to FP8, with the scale that forward used */
-    TE_INPUT_recomputed    /* backward recomputes the input x: it runs the kernel that produced x once more, from that
-                            * kernel's own input, which is saved */
+    TE_INPUT_saved_for_others, /* forward saves the input x in the list's dtype anyway, because the backward of another
+                                * op needs x in this format; the backward of the GEMM casts x to FP8, with the scale
+                                * that forward used */
+    TE_INPUT_recomputed    /* backward recomputes the input x: backward runs once more the kernel that has produced x.
+                            * The input of that kernel is saved */
 } te_input_source;
 
 typedef struct te_operand_policy {
@@ -57,7 +58,8 @@ typedef struct te_operand_policy {
     unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output. The records of
                                       * forward and backward have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, either because backward
-                                      * reads it (output_read) or because it is the input of a recompute region */
+                                      * reads the output (output_read) or because the output is the input of a recompute
+                                      * region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
@@ -91,10 +93,10 @@ TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* Return the forward step whose last op is op i, if its kernel can recompute the output of op i without running the
- * step's other ops; else null. The kernel then reads op i's saved input in place of the step's input. The kernel can do
- * so if the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the
- * norm of that kernel. */
+/* Return the forward step whose last op is op i, if the step's kernel can recompute the output of op i without running
+ * the other ops of the step; else null. The kernel then reads op i's saved input in place of the step's input. The
+ * kernel can do so if the input of op i has the same width and format as the input of the step's pointwise kernel, or
+ * if op i is the norm of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -166,9 +168,9 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (te__recomputes_logits(p, i) || te__is_regathered(p, i) || te__is_combined(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
-/* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8
- * input or its row statistics. Without the region, forward would have saved these values. For the last op of a region,
- * the result is 0, because forward saves the values of this op for the ops behind the region. */
+/* Return whether backward must recompute something of op i because op i lies in recompute region k: the output, the FP8
+ * input or the row statistics of op i. Without the region, forward would have saved these values. For the last op of a
+ * region, the result is 0, because forward saves the values of this op for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;

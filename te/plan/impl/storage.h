@@ -90,10 +90,10 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
 typedef struct te_saved_input {
     float *inverse; /* the scales of the saved input. For recipes with one scale per tensor, these are two numbers: 1 /
                      * scale and the scale. For fp8_block, they are 1 / scale of each tile of the transpose */
-    void *x;        /* the saved input in e4m3. If the GEMM's bit in te_run.saved_transposed is 0, it is row-major,
-                     * [rows, in]; if the bit is 1, it is transposed, [in, rows rounded up to a multiple of 16]. Null if
-                     * forward does not save the input in FP8; te_operand_policy.input then says where backward gets the
-                     * input from */
+    void *x;        /* the saved input in e4m3. If the GEMM's bit in te_run.saved_transposed is 0, the input is
+                     * row-major, [rows, in]; if the bit is 1, the input is transposed, [in, rows rounded up to a
+                     * multiple of 16]. Null if forward does not save the input in FP8; te_operand_policy.input then
+                     * says where backward gets the input from */
 } te_saved_input;
 /* Return the bytes of te_saved_input.inverse for GEMM i. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
@@ -124,7 +124,7 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     return k;
 }
 /* Return whether the input of GEMM i is saved transposed. The bit set `transposed` has one bit for each op; the forward
- * of a GEMM sets the GEMM's bit to 1 if it saves its input transposed, else to 0. */
+ * of a GEMM sets the GEMM's bit to 1 if the input is saved transposed, else to 0. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
@@ -186,9 +186,9 @@ TE_API int te__recompute_region_of(const te_plan *plan, int i) {
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* Return the address of the value that the op `load` outputs. This is the value of a fork, which lies where forward
- * saves it, or the value of an extra input of the list, which lies in the caller's memory. During a dry run that only
- * measures sizes there is no batch, and the address of x is returned as a placeholder. */
+/* Return the address of the value that the op `load` outputs. If the value is the value of a fork, the address is the
+ * place where forward saves it; if the value is an extra input of the list, the address lies in the caller's memory.
+ * During a dry run that only measures sizes there is no batch, and the address of x is returned as a placeholder. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);

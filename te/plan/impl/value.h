@@ -15,8 +15,8 @@
 /* Which work remains to be done before a value can be read. */
 typedef enum te_value_state {
     TE_VALUE_ready,
-    TE_VALUE_amax_only,       /* only under fp8_current: the producer has computed only the amax of the value, from
-                               * which the scale follows. Once the scale is known, the producer runs a second time and
+    TE_VALUE_amax_only,       /* only under fp8_current: the producer has computed only the amax of the value, which
+                               * determines the scale. Once the scale is known, the producer runs a second time and
                                * stores the value in FP8 */
     TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the other ranks' rows while the
                                * GEMM of that step runs */
@@ -74,7 +74,7 @@ typedef struct te_block_info {
  * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
  * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* start of the workspace. In the dry run it is null, and the address of a block is its offset plus
+    char *base;  /* start of the workspace. In the dry run `base` is null, and the address of a block is its offset plus
                   * TE_ALIGN, so that no address is null */
     size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended. The call needs a
                   * workspace of this size */
