@@ -47,8 +47,8 @@ typedef struct te_context {
     te_rng *rng;       /* the random state, in target memory */
     uint32_t *tickets; /* CUDA: an atomic counter from which the thread blocks of a kernel draw the numbers of their
                         * work items (tiles). The counter is 0 before and after each kernel */
-    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle. It is created on first use, and null
-                        * until then */
+    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle. The state is created on first use; until
+                        * then the pointer is null */
     void (*gemm_close)(struct te_context *ctx);
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */

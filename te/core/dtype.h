@@ -478,8 +478,8 @@ TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) {
-            /* te_pair_of_floats is not used here, because with it ptxas spills registers in kernels that hold a row in
-             * registers and apply dropout (docs/notes/core.md). */
+            /* te_pair_of_floats is not used here, because ptxas would then spill registers in kernels that hold a row
+             * in registers and apply dropout (docs/notes/core.md). */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
             e->w[k / 2] = low | high << 16;

@@ -83,7 +83,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     return x;
 }
 /* Return the larger one of two numbers: this lane's x, and the x of the lane whose index in the warp differs by the bit
- * `offset` (1, 2, 4, 8 or 16). NaNs are ignored. The whole warp must call this function. On the host it returns x. */
+ * `offset` (1, 2, 4, 8 or 16). NaNs are ignored. The whole warp must call this function. On the host the function
+ * returns x. */
 TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_sync(~0u, x, offset)); }
 /* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
  * warp must call this function. */
@@ -141,8 +142,8 @@ TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over th
     }
     return x;
 }
-/* Return the sum of x over those lanes of the block whose index is lower than that of this lane; *total becomes the sum
- * over all lanes. The group must be a whole block. */
+/* Return the sum of x over all lanes of the block that have a lower index than this lane; *total becomes the sum over
+ * all lanes. The group must be a whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     const int lane = g->id % 32, warp = g->id / 32;

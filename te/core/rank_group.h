@@ -46,10 +46,10 @@ enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
 enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
- * them in the same order. `count` is the number of elements that each rank contributes or, in reduce_scatter, receives.
- * y and x must not overlap, with three exceptions, which work in place: all_reduce with y == x; all_gather with x == y
- * + rank * count; reduce_scatter with y == x + rank * count, which leaves the rest of x unchanged. In all_reduce and
- * reduce_scatter of 16-bit numbers, NCCL and MPI round to 16 bits after each addition. */
+ * the collectives in the same order. `count` is the number of elements that each rank contributes or, in
+ * reduce_scatter, receives. y and x must not overlap, with three exceptions, which work in place: all_reduce with y ==
+ * x; all_gather with x == y + rank * count; reduce_scatter with y == x + rank * count, which leaves the rest of x
+ * unchanged. In all_reduce and reduce_scatter of 16-bit numbers, NCCL and MPI round to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
     /* y is [size, count], where `size` is the number of ranks: row r of y becomes the vector x[count] of rank r. */
@@ -251,8 +251,8 @@ TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, 
 }
 
 /* Send and receive messages: each rank lists all messages that it sends to and receives from other ranks. A message
- * that one rank lists as sent must be listed as received, with the same size, by its peer. All ranks of the group that
- * send or receive must call this function in the same order relative to their other collectives. A rank cannot send a
+ * that one rank lists as sent must be listed as received, with the same size, by its peer. Each rank of the group that
+ * sends or receives must call this function, at the same point in its sequence of collectives. A rank cannot send a
  * message to itself. Errors: those of the collectives, and TE_ERROR_VALUE for a peer outside the group. */
 TE_API te_status te_group_exchange(const te_group *g, const te_transfer *transfers, int count, te_context *ctx) {
     TE_TRY(te__check_group(g, transfers, transfers, count, "exchange", ctx));

@@ -85,9 +85,9 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     return codes;
 #elif TE_CUDA
     /* The code of a magnitude a, before rounding, is 2 a if a is at most 2, a + 2 if a is between 2 and 4, and a / 2 +
-     * 4 above; in each case it is the smallest of the three. Each of the three numbers is multiplied by 2^-24, the
-     * distance between floats just below 1, and added to 1 - 2^-21. The addition rounds the number to an integer, which
-     * lies in the last bits of the sum. The minimum of the rounded numbers equals the rounded minimum. `above` is
+     * 4 above; in each case the code is the smallest of these three numbers. Each of the three is multiplied by 2^-24,
+     * the distance between floats just below 1, and added to 1 - 2^-21. The addition rounds the number to an integer,
+     * which lies in the last bits of the sum. The minimum of the rounded numbers equals the rounded minimum. `above` is
      * saturated to 1, which stands for code 8. */
     const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
     TE_UNROLL for (int k = 0; k < 8; k++) {
@@ -160,7 +160,7 @@ TE_BOTH int te__e8m0_special(uint32_t u) {
 }
 /* Return the exponent of a finite float above 0 and below 2^127, rounded down, as an e8m0 code that is at least 0.
  * *part becomes the distance of the float from this power of two, in units of 2^-23 of the distance to the next power
- * of two; it is 0 if the float lies below 2^-127. */
+ * of two; *part is 0 if the float lies below 2^-127. */
 TE_BOTH uint32_t te__e8m0_floor(uint32_t *part, uint32_t u) {
     const uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
     *part = exponent ? mantissa : mantissa > 0x400000u ? (mantissa - 0x400000u) << 1 : 0u; /* 0x400000: 2^-127 */

@@ -167,8 +167,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* Return the text that says how a step's FP8 operands are scaled, which is printed behind the step's kernels. For one
- * scale per tensor the text is empty, because the column "dtype" already says "fp8". */
+/* Return the text that is printed behind the kernels of a step, and that says how the step's FP8 operands are scaled.
+ * For one scale per tensor the text is empty, because the column "dtype" already says "fp8". */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (first->recipe == TE_RECIPE_mxfp8) return ", emulates mxfp8";
@@ -213,7 +213,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
 /* Print the line of an exchange between the ranks of a context group. `width` is the width of the rows that are sent,
- * and `bytes` is the size of a row, which is sent once. */
+ * and `bytes` is the number of bytes that are sent for each row. */
 TE_API void te__print_exchange(FILE *f, const te_plan *p, const char *what, int width, size_t bytes, const char *how) {
     fprintf(f, "   c  %-42s %6d -> %-6d %-5s %8zu  %s\n", what, width, width, te_dtype_name(p->dtype), bytes, how);
 }
@@ -251,7 +251,7 @@ TE_API int te__has_context(const te_plan *p) {
         if (p->op[i].context != TE_CP_none) return 1;
     return 0;
 }
-/* Print the line of one step; `number` is the text of its first column. Returns the bytes per row that the step reads
+/* Print the line of one step; `number` is the text of the first column. Returns the bytes per row that the step reads
  * and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
@@ -269,8 +269,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     te__print_context(f, p, s, pass, 1);
     return bytes;
 }
-/* Print the forward steps that backward runs a second time before step s: the steps of each recompute region whose last
- * op is in s. Returns the bytes per row that these forward steps read and write. */
+/* Print the forward steps that backward runs a second time before step s. These are the steps of each recompute region
+ * that has its last op in step s. Returns the bytes per row that these forward steps read and write. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);

@@ -203,7 +203,7 @@ typedef struct te_graph {
     te_graph_fn run;
     const void *arg;
     te__static *tensor; /* [in_count + out_count]: the static inputs, then the static outputs. One host allocation holds
-                         * these, the copy of `arg`, and the names */
+                         * these tensors, the copy of `arg`, and the names */
     int in_count, out_count;
     void *exec, *workspace; /* exec: the executable graph, a cudaGraphExec_t; workspace: the address of the context's
                              * workspace at the time of the capture */

@@ -217,7 +217,7 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = p->copies = 1;
     /* `op` is not a custom op, because the parameters of a custom op need not have one element per output column:
-     * attention, for example, has one sink per head. */
+     * attention, for example, has one parameter (a sink) per head. */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom && op->out == product->out)
         p->parts = product->parts, p->first_part = product->first_part, p->copies = product->copies;
 }
@@ -295,9 +295,9 @@ TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param
                                float *grads, te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);
 }
-/* Fill in the names, shapes and shards of an instance's parameters without binding any memory. There are two uses.
- * First, te_fsdp_init (te/optim/fsdp.h) binds such an instance later. Second, each rank must pass the instances of all
- * pipeline stages, in the same order, to te_checkpoint_save and te_checkpoint_load; an instance without memory
+/* Fill in the names, shapes and shards of an instance's parameters without binding any memory. Such an instance has two
+ * uses. First, te_fsdp_init (te/optim/fsdp.h) binds the instance later. Second, each rank must pass the instances of
+ * all pipeline stages, in the same order, to te_checkpoint_save and te_checkpoint_load; an instance without memory
  * represents the model of another stage. Other calls return an error for such an instance. */
 TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *param, int param_count,
                                    te_context *ctx) {

@@ -34,7 +34,7 @@ enum {
                                  * op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
-    /* flags of forks, and of the ops that use a value of a fork */
+    /* flags of forks, and of the ops that use the value of a fork */
     TE_IS_FORK = 1 << 7,    /* a fork: passes its input on unchanged, and also holds this value for a later op */
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
     TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value, element by element */

@@ -130,8 +130,8 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* The temporary file's name begins with the target's name, cut to TE__FILE_STEM bytes if it is longer. The whole name
- * then has at most 255 bytes, the limit of file systems. */
+/* The temporary file's name begins with the target's name, cut to TE__FILE_STEM bytes if the target's name is longer.
+ * The whole name then has at most 255 bytes, the limit of file systems. */
 enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: the limit, in bytes, of the rest of the name,
                                                   * including the NUL */ };
 /* Return how many bytes at the beginning of the target's path are also the beginning of the temporary file's path. This

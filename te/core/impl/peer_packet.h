@@ -29,7 +29,7 @@ enum { TE_PACKET_BYTES = 16 };
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
 /* Store a packet to memory of another rank. Each half of eight bytes is stored atomically, but the whole packet is not.
- * On CUDA the stores are relaxed at system scope (PTX ISA), so they are coherent between devices. */
+ * On CUDA the stores are relaxed at system scope (PTX ISA), so the stores are coherent between devices. */
 TE_FN void te_packet_send(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32, high = v->w[2] | (uint64_t)v->w[3] << 32;
 #if TE_CUDA

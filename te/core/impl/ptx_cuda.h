@@ -213,8 +213,8 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
     else TE__WGMMA_N("128", 64, "64", "65", "66", type, transpose)
 
 /* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a and b are the wgmma descriptors of A and
- * B. If `add` is 1, the product is added to D; if `add` is 0, it overwrites D. A is stored K-major. If mn_major is 1, B
- * is stored as [k, n]; if it is 0, B is stored as [n, k], i.e. K-major. */
+ * B. If `add` is 1, the product is added to D; if `add` is 0, the product overwrites D. A is stored K-major. If
+ * mn_major is 1, B is stored as [k, n]; if it is 0, B is stored as [n, k], i.e. K-major. */
 TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int mn_major) {
     if (dtype == TE_bf16 && !mn_major) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 0");
     else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
@@ -228,8 +228,8 @@ TE_FN void te__wgmma_n256_mn_major(float d[128], uint64_t a, uint64_t b, int add
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 1, 1");
 }
 /* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a and b are the wgmma descriptors of A and B,
- * which may be e4m3 or e5m2, but not both e5m2. If `add` is 1, the product is added to D; if it is 0, it overwrites
- * D. */
+ * which may be e4m3 or e5m2, but not both e5m2. If `add` is 1, the product is added to D; if `add` is 0, the product
+ * overwrites D. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
@@ -372,8 +372,8 @@ enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory 
 #define TE_SM90_ONLY 1
 #endif
 /* Return whether the device runs code of this kernel that was compiled for sm_90a. Such code has static shared memory,
- * for its barriers; code for another architecture is empty and has no static shared memory. *is becomes the kernel's
- * attributes. */
+ * for its barriers; code for another architecture is empty and has no static shared memory. The function stores the
+ * kernel's attributes in *is. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();

@@ -64,8 +64,8 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
 /* ---- recompute regions ------------------------------------------------------------------------------------------- */
 
 /* A recompute region consists of the ops between the two marks of te/ops/recompute.h. The values that these ops save,
- * except those of the last op, are stored in the workspace, and only while the region is open. Forward opens a region
- * while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
+ * except the values of the last op, are stored in the workspace, and only while the region is open. Forward opens a
+ * region while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
  * region's forward steps once more. */
 
 /* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps always

@@ -38,8 +38,8 @@ typedef struct te_deferred_work {
                       * deferred_gather, this is the part of the current value with this rank's rows; for
                       * deferred_product, it is operand A of the GEMM */
     te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
-    struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if it does not overlap
-                                         * with a collective */
+    struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if the GEMM does not
+                                         * overlap with a collective */
 } te_deferred_work;
 
 /* A weight-gradient GEMM that is deferred until a later step gathers rows over the ranks. The GEMM then runs while the
@@ -96,8 +96,9 @@ typedef struct te_run {
     te_param *param[TE_MAX_OPS];   /* for each op: the op's first parameter */
 
     /* values */
-    te_value current;              /* the value that the next step reads. In forward, it is an activation; in backward,
-                                    * the value is a gradient, and `data` is null if this gradient is not needed */
+    te_value current;              /* the value that the next step reads. In forward, the value is an activation; in
+                                    * backward, the value is a gradient, and `data` is null if this gradient is not
+                                    * needed */
     te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value; in backward, the gradient of the
                                     * fork's value, summed over those uses of the fork that backward has already run;
                                     * not used in forward, where te_saved holds the forks' values */
@@ -140,7 +141,8 @@ typedef struct te_run {
                                     * adds up */
     int partial[TE_SUM_JOBS];      /* for each deferred column sum: the id of the workspace block that holds its partial
                                     * sums */
-    const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter whose gradient it is */
+    const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter of which this sum is the
+                                          * gradient */
     int sum_count;
     te_sum_args columns;           /* a second stage of column sums, for a parameter that is a single number: `sums`
                                     * first produces one sum for each column, and this stage then adds up these sums */
@@ -197,8 +199,9 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
  * number of rows of this kind in this call, rounded up to a multiple of TE_ROW_PAD. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
 /* Return the number of rows for which each block of the workspace is sized; this number is the same for all kinds of
- * rows. No block's size depends on the number of sequences, because the dry run that measures the workspace does not
- * know this number. Therefore a call places its blocks at the same offsets as that dry run. */
+ * rows, except for routed rows (te__capacity_of). No block's size depends on the number of sequences, because the dry
+ * run that measures the workspace does not know this number. Therefore a call places its blocks at the same offsets as
+ * that dry run. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }

@@ -65,7 +65,7 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
 /* Return the index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks. The result is -1 if op i
- * gathers no rows, or gathers them in the list's dtype. (An all_gather gathers rows in forward, a reduce_scatter in
+ * gathers no rows, or gathers the rows in the list's dtype. (An all_gather gathers rows in forward, a reduce_scatter in
  * backward.) */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];

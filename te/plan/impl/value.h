@@ -20,8 +20,8 @@ typedef enum te_value_state {
                                * stores the value in FP8 */
     TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the other ranks' rows while the
                                * GEMM of that step runs */
-    TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs it, overlapped
-                               * with its own work */
+    TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs this GEMM,
+                               * overlapped with the step's own work */
 } te_value_state;
 
 /* A matrix [rows, cols] of `dtype`. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
