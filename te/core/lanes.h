@@ -113,15 +113,15 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
 TE_FN void te_warp_sync(void) { __syncwarp(); }
-/* Return, in every lane, the sum, the maximum or the bitwise or of x over the warp. */
+/* Return, in every lane, the sum, the maximum or the bitwise OR of x over the warp. */
 TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
 TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
 TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
 /* Return, in every lane, the number of lanes of the warp in which x is not 0. */
 TE_FN int te_warp_count(int x) { return __popc(__ballot_sync(~0u, x)); }
 /* Set bits of *word, which lies in shared memory; other lanes of the block may set bits of *word at the same time. Two
- * 32-bit operations are used, because in shared memory a 32-bit atomic or is one instruction, while a 64-bit one is a
- * loop of compare and swap. */
+ * 32-bit operations are used, because in shared memory a 32-bit atomic OR is one instruction, while a 64-bit atomic OR
+ * is a loop of compare and swap. */
 TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
     unsigned *const half = (unsigned *)word;
     if ((unsigned)bits) (void)atomicOr(half, (unsigned)bits);

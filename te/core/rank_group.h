@@ -220,8 +220,8 @@ TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void 
  * Each element is first summed over the ranks of each host and then over the hosts, each time in the order in which the
  * transport sums over a group of this size. This order depends only on `count` and on which ranks are on which host, so
  * results are bitwise reproducible. A host sends 2 (H - 1) / H times the bytes of x to other hosts; in a ring of all
- * ranks it would send 2 (N - 1) / N times the bytes of x, and by recursive doubling m log2(H) times. The last elements,
- * fewer than TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
+ * ranks it would send 2 (N - 1) / N times the bytes of x, and by recursive doubling m log2(H) times the bytes of x. The
+ * last elements, fewer than TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
 enum { TE__LEVELS_ALIGN = 128, TE__LEVELS_MAX_SHARD = 1 << 27 };
 TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                          te_context *ctx) {

@@ -342,8 +342,8 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
-/* TE__OPTIONS_NAME is the name of the constant to which te_op.options points, which has the options of one op of a
- * model. TE__OPTIONS_ENTRY is the definition of this constant. */
+/* The constant TE__OPTIONS_NAME has the options of one op of a model; te_op.options points to this constant.
+ * TE__OPTIONS_ENTRY is the definition of the constant. */
 #define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
 #define TE__OPTIONS_ENTRY(model, before, op, after, live) \
     static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);

@@ -285,12 +285,12 @@ TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *para
 }
 
 /* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
- * are aligned to TE_ALIGN. This call does not change their contents. grads is null for inference, or for a backward
- * that computes only dx. params may be null if the list is for inference only: te_weights_use then provides the memory.
- * To train only some parameters, see freeze.h. `param` is an array of param_count records, which this function fills.
- * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
- * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
- * widths are not set, or grads is not null although the list has no backward. */
+ * are aligned to TE_ALIGN. This call does not change the contents of the two buffers. grads is null for inference, or
+ * for a backward that computes only dx. params may be null if the list is for inference only: te_weights_use then
+ * provides the memory. To train only some parameters, see freeze.h. `param` is an array of param_count records, which
+ * this function fills. TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned;
+ * TE_ERROR_SHAPE: param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap;
+ * TE_ERROR_STATE: the widths are not set, or grads is not null although the list has no backward. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);

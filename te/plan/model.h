@@ -231,7 +231,7 @@ typedef struct te_op {
     te_cp_form context;           /* for an attention: how the ranks of a context group compute the attention together;
                                    * TE_CP_none if each rank computes the attention of its own sequences */
     int edge;                     /* the index of the fork or (input, ..) whose value the op uses; for a combine, the
-                                   * index of the router whose rows it sums; -1 if the op uses none of these */
+                                   * index of the router whose rows the combine sums; -1 if the op uses none of these */
     int experts;                  /* for a router, and for an op with parameters for each expert: the number of experts;
                                    * 0 for other ops */
     const void *options;          /* the op's constants, a te_<family>_options, whose members are ints and floats */

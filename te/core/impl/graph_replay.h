@@ -38,9 +38,9 @@ enum {
  * of `value`; `element` is the size in bytes of an element of the fill. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
-/* If `before` is 1, get the nodes on which `node` depends; if it is 0, get the nodes that depend on `node`. Returns
- * their number. Returns -1 if there are more than TE_SMALL_FILL_MAX_EDGES such nodes, or if an edge to one of them is
- * not a plain dependency (e.g. an edge of programmatic dependent launch). */
+/* If `before` is 1, get the nodes on which `node` depends; if `before` is 0, get the nodes that depend on `node`.
+ * Returns the number of these nodes. Returns -1 if there are more than TE_SMALL_FILL_MAX_EDGES such nodes, or if an
+ * edge to one of them is not a plain dependency (e.g. an edge of programmatic dependent launch). */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -108,8 +108,8 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the size of a context's record of launches, in bytes; when it is full, the
-                                        * recorded launches are enqueued */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the size of a context's record of launches, in bytes; when the record is full,
+                                        * the recorded launches are enqueued */
     TE_LAUNCH_MIN_GRAPH = 4,           /* the smallest number of launches for which a graph is used; the launches of a
                                         * shorter pass are enqueued one by one */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
@@ -140,8 +140,8 @@ typedef struct te_launch {
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it is used to find the
-                           * least recently used graph */
+    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; this value is used to find
+                           * the least recently used graph */
     int count, bytes;
     char *record;          /* [bytes]: a copy of the recorded launches from which the graph was captured */
     cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph, or null if the launch is a call of a
@@ -154,7 +154,7 @@ typedef struct te_launches {
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the last work that the library enqueued on the stream is a kernel of a pass. 0:
-                                  * it is a call of a function, or work outside passes */
+                                  * that work is a call of a function, or work outside passes */
     int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. The autotuner launches a
                                   * small kernel before each candidate, so that the candidate starts as it would behind
                                   * another kernel of a pass */

@@ -259,7 +259,7 @@ TE_API te_status te__copy_results(te_run *r) {
     return te__copy_strided(r, TE__CALLER_dx, 1);
 }
 /* Make the dry run, then run the pass. The random state is advanced only in the second run, so a call that returns an
- * error does not advance it. */
+ * error does not advance the random state. */
 TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->pass_input = now.data;

@@ -80,7 +80,8 @@ typedef struct te_run {
                                         * also equals `tokens` */
     int64_t capacity;              /* each block of the workspace is sized for at least this many rows, even if the call
                                     * has fewer (te__dry_run) */
-    te_value x, y, dx, dy;         /* the caller's tensors, or dense copies of them at the beginning of the workspace */
+    te_value x, y, dx, dy;         /* the caller's tensors, or dense copies of these tensors at the beginning of the
+                                    * workspace */
     te_tensor callers[4];          /* the caller's x, y, dx and dy (te__caller), if their rows have a stride; `data` of
                                     * a tensor without a stride is null */
     size_t copies_bytes;           /* the bytes of the workspace that the dense copies take */
@@ -172,8 +173,8 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
-/* As te__first_row, but the index counts rows from the beginning of the first batch of the data group: the batches of
- * all ranks of the data group follow each other. */
+/* Return the index of the same row as te__first_row does, but counted from the beginning of the first batch of the data
+ * group. The batches of all ranks of the data group follow each other. */
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
@@ -238,7 +239,7 @@ TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_
     return te__acquire_bytes(r, v, (size_t)(te__capacity_of(r, rows) * cols) * te_dtype_bytes(dtype));
 }
 /* Set *v to a new e4m3 matrix in the workspace. The inverse scales of this matrix, one per row or one per 1 x 128 tile,
- * lie behind it in the same block. */
+ * lie behind the matrix in the same block. */
 TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te__capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te__value_of(0, TE_e4m3, rows, cols);

@@ -33,8 +33,8 @@ typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_
 
 /* For each job of *a, compute the sum of partial[i][col] over all i < count. Store this sum to total[col], or add it to
  * total[col] if the job's `accumulate` is 1. The order of the additions depends only on `count`, so results are
- * reproducible. `columns` is the number of columns that a thread adds up, a compile-time constant, 1 or 2; if it is 2,
- * all widths must be even. */
+ * reproducible. `columns` is the number of columns that a thread adds up, a compile-time constant, 1 or 2; if `columns`
+ * is 2, all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
