@@ -149,8 +149,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* Defines the kernels of a step that begins with a GEMM. If other ops follow the GEMM, a pointwise kernel computes
- * them. Other macros handle three cases: in forward, a rope behind the GEMM, and a custom op whose pattern contains a
- * linear; in backward, a fork behind the GEMM. */
+ * them. Three cases are left to other macros: a rope behind the GEMM (forward), a custom op whose pattern contains a
+ * linear (forward), and a fork behind the GEMM (backward). */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     enum { name##_recipe = (int)TE_RECIPE(model, TE_FIRST_OP(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)

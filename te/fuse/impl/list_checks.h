@@ -31,9 +31,9 @@
  *                           is declared as a char. The block of the op that has the name declares the name anew as an
  *                           enumerator, whose size is that of an int. Therefore sizeof(name) is 1 as long as no op
  *                           has the name. A fork's enumerator is the width of its value.
- * The first mistake ends the compilation where the compiler has a way to do so: in clang it is a warning with a custom
- * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc
- * continue, and may report further errors that follow from the mistake. */
+ * In clang and g++ the first mistake ends the compilation: in clang by a warning with a custom text (diagnose_if), which
+ * a pragma makes fatal; in g++ by a template whose recursion gets too deep. gcc and nvcc continue, and may report
+ * further errors that follow from the mistake. */
 #define TE_NAME_CHECKS(widths, model, of, links)                                                                \
     TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
     TE_UNUSED static void te_names_of_##model(void) {                                                           \
