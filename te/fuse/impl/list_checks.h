@@ -31,8 +31,8 @@
  *                           is declared as a char. The block of the op that has the name declares the name anew as an
  *                           enumerator, whose size is that of an int. Therefore sizeof(name) is 1 as long as no op
  *                           has the name. A fork's enumerator is the width of its value.
- * In clang and g++ the first mistake ends the compilation: in clang by a warning with a custom text (diagnose_if), which
- * a pragma makes fatal; in g++ by a template whose recursion gets too deep. gcc and nvcc continue, and may report
+ * In clang and g++ the first mistake ends the compilation: in clang by a warning with a custom text (diagnose_if),
+ * which a pragma makes fatal; in g++ by a template whose recursion gets too deep. gcc and nvcc continue, and may report
  * further errors that follow from the mistake. */
 #define TE_NAME_CHECKS(widths, model, of, links)                                                                \
     TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
