@@ -11,7 +11,8 @@
  *
  * The library never exits, throws or prints. A call that fails has enqueued and written nothing, with two exceptions:
  * errors that the vendor's runtime reports (TE_ERROR_CUDA, TE_ERROR_BLAS, TE_ERROR_COMM) may come after a part of the
- * work was enqueued; and on the host a first launch may find no memory for its kernel's tiles (TE_ERROR_MEMORY).
+ * work was enqueued; and on the host the first launch of a kernel may find no memory for the kernel's tiles
+ * (TE_ERROR_MEMORY).
  */
 #ifndef TE_BASE_H
 #define TE_BASE_H
@@ -65,7 +66,8 @@
 #endif
 
 #define TE_UNUSED __attribute__((unused))
-/* Declare a function that must not be called: a call of it does not compile, and the compiler prints `text`. */
+/* Declare a function that must not be called: a call of the function does not compile, and the compiler prints
+ * `text`. */
 #define TE_UNAVAILABLE(text) __attribute__((unavailable(text)))
 
 #if TE_CUDA
@@ -114,8 +116,8 @@
 /* TE_API declares a function of the library that runs on the host. */
 #define TE_API static inline TE_UNUSED
 
-/* The linkage of the functions that TE_DEFINE defines for a model. Other files may call these functions; those of
- * TE_SEQUENTIAL are static. */
+/* The linkage of the functions that TE_DEFINE defines for a model. Other files may call these functions; the functions
+ * that TE_SEQUENTIAL defines are static. */
 #ifdef __cplusplus
 #define TE_EXTERN_C extern "C"
 #else
@@ -175,7 +177,7 @@ TE_BOTH int64_t te_round_up(int64_t a, int64_t b) { return te_ceil_div(a, b) * b
 typedef enum te_status { TE_STATUSES(TE_STATUS_ENUM) TE_STATUS_COUNT } te_status;
 #undef TE_STATUS_ENUM
 
-/* Return the text of a status, which is never null. */
+/* Return the text of a status. The result is never null, even for a number that is no status. */
 TE_API const char *te_status_string(te_status status) {
 #define TE_STATUS_TEXT(name, text) text,
     static const char *const texts[] = {TE_STATUSES(TE_STATUS_TEXT)};

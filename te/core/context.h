@@ -9,8 +9,8 @@
  *     te_context_destroy(&ctx);
  *
  * All work is ordered on ctx.stream. Only one thread at a time may use a context. A context must stay at its address: a
- * call that gets a copy of it returns an error. A file compiled as plain C can use a context that a .cu file created
- * (<model>_context_create), because all calls except the creation go through function pointers in ctx.target.
+ * call that gets a copy of the context returns an error. A file compiled as plain C can use a context that a .cu file
+ * created (<model>_context_create), because all calls except the creation go through function pointers in ctx.target.
  */
 #ifndef TE_CONTEXT_H
 #define TE_CONTEXT_H
@@ -47,15 +47,15 @@ typedef struct te_context {
     te_rng *rng;       /* the random state, in target memory */
     uint32_t *tickets; /* CUDA: an atomic counter from which the thread blocks of a kernel draw the numbers of their
                         * work items (tiles). The counter is 0 before and after each kernel */
-    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle. It is created on first use, and null
-                        * until then */
+    void *gemm;        /* the state that GEMMs need, such as cuBLASLt's handle. The state is created on first use; until
+                        * then the pointer is null */
     void (*gemm_close)(struct te_context *ctx);
     int gemm_tune;     /* 1: time the candidate kernels of each GEMM when this GEMM is used first (te/gemm/gemm.h); 0
                         * (default): no timing */
     int gemm_custom;   /* CUDA: which GEMMs, and which fusion patterns that begin with a GEMM, run on this library's
-                        * kernels instead of cuBLASLt. 0: none; 1 (default): those for which the library's kernel is
-                        * expected to be faster; 2: all that the library's kernels support
-                        * (te/gemm/impl/gemm_dispatch.h) */
+                        * kernels instead of cuBLASLt. 0: none; 1 (default): the GEMMs and patterns for which the
+                        * library's kernel is expected to be faster; 2: all GEMMs and patterns that the library's
+                        * kernels support (te/gemm/impl/gemm_dispatch.h) */
     int attention_nondeterministic; /* CUDA, compute capability 9.0. 1: attention's backward accumulates dQ in the order
                                      * in which thread blocks finish, so results may differ between runs; 0 (default):
                                      * attention's backward accumulates dQ in a fixed order, so results are bitwise
@@ -77,16 +77,16 @@ typedef struct te_context {
     int capability;         /* CUDA: the device's compute capability as a number, e.g. 900 for 9.0 */
     int shared_bytes;       /* CUDA: how many bytes of shared memory a block may have on the device */
     int isa;                /* host: the instruction set that GEMMs use (te_isa in te/core/impl/target_host.h). The
-                             * default is the best one that the CPU and the program have; a caller may set a lower value
-                             * of te_isa */
+                             * default is the best instruction set that the CPU and the program support; a caller may
+                             * set a lower value of te_isa */
     void *kernel_memory;         /* host: memory for the tiles of kernels, one part for each thread that runs thread
                                   * blocks (te__host_kernel_memory) */
     size_t kernel_memory_bytes;
     int owns_workspace;
     uint64_t generation;         /* the largest write count that te__count_write has assigned to a parameter */
-    uint64_t loaded;             /* a counter that te_safetensors_load changes when it writes to memory that may be a
-                                  * parameter's. Copies of weights (f32 master weights, FP8 weights) are renewed if the
-                                  * counter has changed since they were made */
+    uint64_t loaded;             /* a counter that te_safetensors_load changes when it writes to memory that may belong
+                                  * to a parameter. Copies of weights (f32 master weights, FP8 weights) are renewed if
+                                  * the counter has changed after the copies were made */
     struct te_comm *comm;        /* the groups of ranks to which this context belongs (rank_group.h); null if the
                                   * context is the only rank */
     const struct te_context *at; /* the address at which this context was created, by which a copy of the context is
@@ -161,18 +161,18 @@ TE_API te_status te_synchronize(te_context *ctx) {
 }
 
 /* Count a write to a parameter: set *written, the parameter's write count, to a number that this count has never had
- * before. Code that holds a copy of the parameter in another format stores the write count of the copy, and makes a new
- * copy when the parameter's count has changed. */
+ * before. Code that makes a copy of the parameter in another format records the write count at this time, and makes a
+ * new copy when the write count has changed. */
 TE_API void te__count_write(uint64_t *written, te_context *ctx) {
     ctx->generation = (ctx->generation > *written ? ctx->generation : *written) + 1;
     *written = ctx->generation;
 }
 
 /* Grow the workspace to at least `bytes` bytes; if it has to grow, wait for the stream. Call this after the models are
- * bound and before the first step. On CUDA only this call and the creation of a context allocate a buffer; but each
- * graph of a pass takes some 0.1 MB of device memory when the pass first runs (te_context.replay limits the number of
- * graphs). On the host, kernels with large tiles use memory of the context (kernel_memory), which grows at the first
- * launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
+ * bound and before the first forward or inference. On CUDA only this call and the creation of a context allocate a
+ * buffer; but each graph of a pass takes some 0.1 MB of device memory when the pass first runs (te_context.replay
+ * limits the number of graphs). On the host, kernels with large tiles use memory of the context (kernel_memory), which
+ * grows at the first launch that needs more. Errors: TE_ERROR_MEMORY, TE_ERROR_OVERFLOW. */
 TE_API te_status te_context_reserve(te_context *ctx, size_t bytes) {
     void *p = 0;
     TE_TRY(te__check_context(ctx, "te_context_reserve"));

@@ -51,8 +51,8 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
 
 /* The list of block formats, in which quantized weights are stored (te/quant/block_formats.h): X(token, values of a
  * block, bytes of a block) for each format. The option (weights, ..) of a list takes the tokens. In f32, f16 and bf16 a
- * block is a single value, so a row may have any number of values. The comments list the bytes of a block: d is its
- * scale, m (dmin) its minimum (the scale of its minima), and q a quantized value. */
+ * block is a single value, so a row may have any number of values. The comments list the bytes of a block: d is the
+ * block's scale, m the block's minimum, dmin the scale of the minima of the block's groups, and q a quantized value. */
 #define TE_BLOCK_FORMATS(X)                                                                                           \
     X(none, 1, 0)                                                                                                     \
     X(f32, 1, 4)                                                                                                      \
@@ -61,15 +61,15 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
     X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
     X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high half */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
-    X(q5_0, 32, 22) /* f16 d; 32 bits: bit 4 of each q + 16; 16 bytes with the low 4 bits, as in q4_0 */              \
-    X(q5_1, 32, 24) /* f16 d, m; then the bits as in q5_0, but of q instead of q + 16 */                              \
-    X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes with scales and mins; 4 x 32 bytes, each with the q of 2 groups */    \
-    X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes with scales and mins; 32 bytes: highest bits; 128 bytes as in q4_k */ \
-    X(q6_k, 256, 210)  /* 128 bytes with low 4 bits; 64 bytes with high 2 bits; int8 scales[16]; f16 d */             \
+    X(q5_0, 32, 22) /* f16 d; 4 bytes: bit i is bit 4 of q[i] + 16; 16 bytes with the low 4 bits, as in q4_0 */       \
+    X(q5_1, 32, 24) /* f16 d, m; 20 bytes as in q5_0, but with q in place of q + 16 */                                \
+    X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes: scale and min of 8 groups; for each 2 groups 32 bytes with their q */ \
+    X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes as in q4_k; 32 bytes with bit 4 of each q; 128 bytes as in q4_k */    \
+    X(q6_k, 256, 210)  /* 128 bytes with the low 4 bits of q + 32; 64 with the high 2 bits; int8 scales[16]; f16 d */ \
     X(mxfp4, 32, 17)   /* E8M0 scale 2^(e - 127); 16 bytes with E2M1 numbers, in the order of q4_0 */                 \
     X(int4_64, 64, 34) /* f16 d; for each 32 values 16 bytes as in q4_0 */                                            \
     X(int4_128, 128, 66)                                                                                              \
-    X(int4z_32, 32, 20) /* f16 d; u8 z, 0 to 16; u8 0; for each 32 values 16 bytes with q in the order of q4_0 */     \
+    X(int4z_32, 32, 20) /* f16 d; u8 zero point <= 16; u8 0; for each 32 values 16 bytes with q, ordered as in q4_0 */ \
     X(int4z_64, 64, 36)                                                                                               \
     X(int4z_128, 128, 68)                                                                                             \
     X(int8, 32, 32) /* int8 q[32]; the blocks of a row are followed by the row's scale in f32 (TE_BLOCK_ROW_SCALE
@@ -157,9 +157,9 @@ TE_BOTH uint8_t te__fp8_of_float(float f, int fraction, int bias, float max) {
 
 /* Express a finite magnitude, given as the bits `a` of a float, in units of the distance between neighbouring FP8
  * numbers of this magnitude. The result is a fixed-point number with 23 - fraction bits behind the point, which the
- * caller drops when it rounds. The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)).
- * The function uses only integer instructions, because conversions between integers and floats run at an eighth of the
- * rate of integer instructions. */
+ * caller drops by rounding. The FP8 byte of the magnitude, rounded down, is *first + (result >> (23 - fraction)). The
+ * function uses only integer instructions, because conversions between integers and floats run at an eighth of the rate
+ * of integer instructions. */
 TE_BOTH uint32_t te__fp8_units(uint32_t *first, uint32_t a, int fraction, int bias) {
     const uint32_t least = (uint32_t)(128 - bias), exponent = a >> 23; /* least: the exponent field of the smallest
                                                                         * float that is a normal number in FP8 */
@@ -219,8 +219,8 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 }
 
 /* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. If e is not
- * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, it is m times the distance between neighbouring
- * subnormals. `a` is the byte without its sign bit. */
+ * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, the magnitude is m times the distance between
+ * neighbouring subnormals. `a` is the byte without its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);
     const float v = a >> fraction ? te_float_of_bits((a << (23 - fraction)) + ((uint32_t)(127 - bias) << 23))
@@ -478,8 +478,8 @@ TE_FN void te_vec8_of(te_vec8 *e, const float v[8], te_dtype t) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         if (t == TE_f32) e->w[k] = te_bits_of_float(v[k]);
         else if (k % 2 == 0) {
-            /* te_pair_of_floats is not used here, because with it ptxas spills registers in kernels that hold a row in
-             * registers and apply dropout (docs/notes/core.md). */
+            /* te_pair_of_floats is not used here, because ptxas would then spill registers in kernels that hold a row
+             * in registers and apply dropout (docs/notes/core.md). */
             const uint32_t low = t == TE_bf16 ? te_bf16_of_float(v[k]) : te_f16_of_float(v[k]);
             const uint32_t high = t == TE_bf16 ? te_bf16_of_float(v[k + 1]) : te_f16_of_float(v[k + 1]);
             e->w[k / 2] = low | high << 16;

@@ -36,8 +36,7 @@ TE_FN te_lanes te_lanes_here(int count, int *group) {
     return g;
 }
 /* Return p, a pointer to target memory, but hide from the compiler's optimizer how p was computed. The compiler then
- * holds p in registers. Otherwise it might compute each address that is derived from p from the kernel's arguments,
- * once for each use. */
+ * holds p in registers. Otherwise the compiler might compute p from the kernel's arguments once more for each use. */
 TE_FN const void *te_opaque_pointer(const void *p) {
     size_t at = __cvta_generic_to_global(p);
     asm volatile("" : "+l"(at));
@@ -84,7 +83,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     return x;
 }
 /* Return the larger one of two numbers: this lane's x, and the x of the lane whose index in the warp differs by the bit
- * `offset` (1, 2, 4, 8 or 16). NaNs are ignored. The whole warp must call this function. On the host it returns x. */
+ * `offset` (1, 2, 4, 8 or 16). NaNs are ignored. The whole warp must call this function. On the host the function
+ * returns x. */
 TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_sync(~0u, x, offset)); }
 /* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
  * warp must call this function. */
@@ -113,15 +113,15 @@ TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
 }
 TE_FN void te_block_sync(void) { __syncthreads(); }
 TE_FN void te_warp_sync(void) { __syncwarp(); }
-/* Return, in every lane, the sum, the maximum or the bitwise or of x over the warp. */
+/* Return, in every lane, the sum, the maximum or the bitwise OR of x over the warp. */
 TE_FN uint32_t te_warp_sum_u32(uint32_t x) { return __reduce_add_sync(~0u, x); }
 TE_FN uint32_t te_warp_or_u32(uint32_t x) { return __reduce_or_sync(~0u, x); }
 TE_FN uint32_t te_warp_max_u32(uint32_t x) { return __reduce_max_sync(~0u, x); }
 /* Return, in every lane, the number of lanes of the warp in which x is not 0. */
 TE_FN int te_warp_count(int x) { return __popc(__ballot_sync(~0u, x)); }
 /* Set bits of *word, which lies in shared memory; other lanes of the block may set bits of *word at the same time. Two
- * 32-bit operations are used, because in shared memory a 32-bit atomic or is one instruction, while a 64-bit one is a
- * loop of compare and swap. */
+ * 32-bit operations are used, because in shared memory a 32-bit atomic OR is one instruction, while a 64-bit atomic OR
+ * is a loop of compare and swap. */
 TE_FN void te_shared_or_u64(uint64_t *word, uint64_t bits) {
     unsigned *const half = (unsigned *)word;
     if ((unsigned)bits) (void)atomicOr(half, (unsigned)bits);
@@ -142,8 +142,8 @@ TE_FN uint64_t te__warp_scan_u64(uint64_t x, int lane) { /* the sum of x over th
     }
     return x;
 }
-/* Return the sum of x over those lanes of the block whose index is lower than that of this lane; *total becomes the sum
- * over all lanes. The group must be a whole block. */
+/* Return the sum of x over all lanes of the block that have a lower index than this lane; *total becomes the sum over
+ * all lanes. The group must be a whole block. */
 TE_FN uint64_t te_lanes_scan_u64(uint64_t *total, uint64_t x, const te_lanes *g) {
     __shared__ uint64_t te_shared[32];
     const int lane = g->id % 32, warp = g->id / 32;
@@ -230,9 +230,9 @@ TE_FN uint32_t te__max_u16x2(uint32_t a, uint32_t b) {
     return low | (a >> 16 > b >> 16 ? a & 0xffff0000u : b & 0xffff0000u);
 #endif
 }
-/* Set each element of *max to the larger one of itself and the magnitude of the same element of *e. After calls for
- * several vectors e, *max is the elementwise maximum of their magnitudes. Both vectors have the storage format t (f32,
- * bf16 or f16). *max must be all zeros before the first call. */
+/* Replace each element of *max by the maximum of this element and the magnitude of the same element of *e. After calls
+ * for several vectors *e, *max is the elementwise maximum of the magnitudes of all these vectors. *max and *e have the
+ * storage format t (f32, bf16 or f16). *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_magnitudes(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {
         const uint32_t w = e->w[k] & (t == TE_f32 ? 0x7fffffffu : 0x7fff7fffu);
@@ -271,7 +271,8 @@ TE_FN uint32_t te_amax_vec8(const te_vec8 *e, te_dtype t) {
 
 /* Let M be the maximum of `bits` (the bits of a magnitude) over all lanes of the group. If M is larger than *amax, set
  * *amax to M, atomically; *amax must be at least 0. The function first reads *amax, and skips the atomic operation if
- * it would change nothing: in a large tensor, few blocks have a larger magnitude than all blocks before them. */
+ * the operation would change nothing: in a large tensor, few blocks have a larger magnitude than all blocks before
+ * them. */
 #if TE_CUDA
 TE_FN void te_amax_atomic_max(float *amax, uint32_t bits, te_lanes g) {
     bits = __reduce_max_sync(~0u, bits);

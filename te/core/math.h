@@ -1,6 +1,6 @@
 /* math.h -- fast exp2, exp, reciprocal and sigmoid for kernels on CUDA and on the host, and the upper half of a 64 x
- * 64-bit product. The relative error is about 2e-7, except that of exp(x), which is about 2e-7 + 1e-7 |x|. The result
- * for NaN is NaN.
+ * 64-bit product. The relative error is about 2e-7; only the relative error of exp(x) is about 2e-7 + 1e-7 |x|. The
+ * result for NaN is NaN.
  *
  * Do this:
  *     y = x * te_sigmoid(x);
@@ -21,8 +21,8 @@ TE_FN float te_exp2(float x) {
     return y;
 #else
     /* Adding 1.5 * 2^23 rounds x to an integer, which then lies in the low bits of the sum. The remainder r, which is x
-     * minus this integer, lies in [-0.5, 0.5]; 2^r is computed as its Taylor series up to r^6 (relative error 1.2e-7).
-     * Finally the integer is added to the exponent bits of 2^r, which yields 2^x. */
+     * minus this integer, lies in [-0.5, 0.5]; 2^r is computed by the Taylor series of 2^r up to r^6 (relative error
+     * 1.2e-7). Finally the integer is added to the exponent bits of 2^r, which yields 2^x. */
     TE__SUMS_AS_WRITTEN
     const float low = x < -126.0f ? -126.0f : x, clamped = low > 128.0f ? 128.0f : low;
     const float shifted = clamped + 12582912.0f, r = clamped - (shifted - 12582912.0f);

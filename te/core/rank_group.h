@@ -6,12 +6,13 @@
  *
  * A rank is a process with a context of its own. Ranks form a grid. The ranks of a tensor group split one replica of a
  * model (tensor and sequence parallelism). The ranks of a data group hold the same part of the model's parameters, and
- * their gradients are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d of its data
- * group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a context group:
- * they split the sequences of one batch, so a data group has size / c replicas. If a model has fewer kv heads than a
- * tensor group has ranks, c consecutive ranks of the tensor group form a copies group: they hold the same k and v. With
- * pipeline parallelism (te/comm/pipeline.h) each stage has such a grid of its own, and a pipeline group has one rank of
- * each stage. te_comm_create (te/comm/comm.h) creates the groups with NCCL or MPI.
+ * the gradients of all these ranks are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d
+ * of its data group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a
+ * context group: the ranks of this group split the sequences of one batch, so a data group has size / c replicas. If a
+ * model has fewer kv heads than a tensor group has ranks, c consecutive ranks of the tensor group form a copies group:
+ * the ranks of this group hold the same k and v. With pipeline parallelism (te/comm/pipeline.h) each stage has such a
+ * grid of its own, and a pipeline group has one rank of each stage. te_comm_create (te/comm/comm.h) creates the groups
+ * with NCCL or MPI.
  */
 #ifndef TE_RANK_GROUP_H
 #define TE_RANK_GROUP_H
@@ -28,8 +29,8 @@
 
 struct te_group;
 
-/* A message of te_group_exchange, which this rank sends to rank `peer` of the group or receives from it. `bytes` is the
- * size of the message, at most INT32_MAX. */
+/* A message of te_group_exchange, which this rank sends to rank `peer` of the group, or receives from rank `peer`.
+ * `bytes` is the size of the message, at most INT32_MAX. */
 typedef struct te_transfer {
     void *data;
     int64_t bytes;
@@ -40,14 +41,15 @@ typedef struct te_transfer {
 enum { TE_EXCHANGE_MAX = 64 };
 /* the largest context group, and the largest pipeline group */
 enum { TE_CP_MAX_RANKS = 16, TE_PIPELINE_MAX_STAGES = 64 };
-/* how many NCCL operations a communicator remembers as already connected (te_comm.connected; te__nccl_signature) */
+/* the number of entries of te_comm.connected, which lists NCCL operations whose connections between ranks exist already
+ * (te__nccl_signature) */
 enum { TE_COMM_CONNECTED = 128 };
 
 /* The functions of a communication library. Collectives are enqueued on ctx->stream, and all ranks of a group must call
- * them in the same order. `count` is the number of elements that each rank contributes or, in reduce_scatter, receives.
- * y and x must not overlap, with three exceptions, which work in place: all_reduce with y == x; all_gather with x == y
- * + rank * count; reduce_scatter with y == x + rank * count, which leaves the rest of x unchanged. In all_reduce and
- * reduce_scatter of 16-bit numbers, NCCL and MPI round to 16 bits after each addition. */
+ * the collectives in the same order. `count` is the number of elements that each rank contributes or, in
+ * reduce_scatter, receives. y and x must not overlap, with three exceptions, which work in place: all_reduce with y ==
+ * x; all_gather with x == y + rank * count; reduce_scatter with y == x + rank * count, which leaves the rest of x
+ * unchanged. In all_reduce and reduce_scatter of 16-bit numbers, NCCL and MPI round to 16 bits after each addition. */
 typedef struct te_transport {
     const char *name; /* "nccl" or "mpi" */
     /* y is [size, count], where `size` is the number of ranks: row r of y becomes the vector x[count] of rank r. */
@@ -72,8 +74,8 @@ typedef struct te_transport {
 typedef enum te_all_reduce_algorithm {
     TE_ALL_REDUCE_auto,     /* the algorithm that is expected to be the fastest: one_shot for small tensors, two_shot
                              * for larger ones, transport for tensors that do not fit into the symmetric memory */
-    TE_ALL_REDUCE_one_shot, /* one_shot; tensors that are too large for it use two_shot */
-    TE_ALL_REDUCE_two_shot, /* two_shot; tensors that are too large for it use transport */
+    TE_ALL_REDUCE_one_shot, /* one_shot; tensors that are too large for one_shot use two_shot */
+    TE_ALL_REDUCE_two_shot, /* two_shot; tensors that are too large for two_shot use transport */
     TE_ALL_REDUCE_transport /* NCCL on CUDA, MPI on the host */
 } te_all_reduce_algorithm;
 
@@ -92,21 +94,22 @@ typedef struct te_group {
     /* CUDA: memory for GEMMs that overlap with collectives (te/gemm/impl/gemm_comm_overlap.h); null if the group has
      * none */
     struct te__overlap_memory *memory;
-    /* Set for a data group that spans hosts, if config.hierarchical is set; else null. in_host: the ranks of this data
-     * group on this rank's host. across_hosts: the ranks, one on each host, that have the same index among the ranks of
-     * their host (te__group_reduce_levels) */
+    /* Both pointers are set for a data group that spans several hosts if config.hierarchical is set; otherwise they are
+     * null. in_host: the ranks of the data group that run on this rank's host. across_hosts: one rank of each host,
+     * namely the rank whose index in its in_host group equals this rank's index (te__group_reduce_levels) */
     const struct te_group *in_host, *across_hosts;
     struct te_comm *comm;
 } te_group;
 
 /* The groups to which a rank belongs. The struct must not move in memory, because the groups point to it. */
 typedef struct te_comm {
-    /* pipeline: one rank of each stage, all with the same ranks in their tensor and data groups. embedding: the ranks
-     * of the first and the last stage in this pipeline; on another stage, this rank alone */
+    /* pipeline: one rank of each stage; all ranks of the group have the same index in their tensor groups, and the same
+     * index in their data groups. embedding: the ranks of this pipeline that are in the first or in the last stage; on
+     * a rank of another stage, the group contains only that rank */
     te_group world, tensor, copies, data, context, pipeline, embedding;
     te_group in_host, across_hosts; /* te_group.in_host and te_group.across_hosts of the data group */
-    int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1 in the order of
-                     * their first ranks */
+    int host;       /* the number of this rank's host. Hosts are numbered from 0 to world.hosts - 1, in the order of the
+                     * lowest world rank on each host */
     int *host_of;   /* [world.size]: the number of each rank's host */
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
@@ -116,8 +119,8 @@ typedef struct te_comm {
     te_context *ctx;
     void *cp_side;  /* the second stream of the context group, a te_side_stream; null if the context group has one
                      * rank */
-    /* CUDA: hashes of the last NCCL operations that have established the connections between their ranks
-     * (te__nccl_run); 0: an unused entry. connected_at: how many such operations there were */
+    /* CUDA. connected: hashes of the last NCCL operations that have established the connections between their ranks
+     * (te__nccl_run); an unused entry is 0. connected_at: how many such operations there have been */
     uint64_t connected[TE_COMM_CONNECTED];
     unsigned connected_at;
     void *meeting;  /* CUDA: the NCCL communicator of all ranks, from which te_comm_create splits the communicators of
@@ -169,7 +172,7 @@ TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
 /* ---- collectives ------------------------------------------------------------------------------------------------- */
 
 /* Each function te_group_<collective> below calls the function of te_transport with the same name. In a group of one
- * rank it copies x to y instead. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
+ * rank the function copies x to y instead. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_COMM. */
 
 /* Mark the communicator as failed, and return TE_ERROR_COMM. Call this when a collective has failed and its error text
  * is in ctx. */
@@ -218,8 +221,8 @@ TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void 
  * Each element is first summed over the ranks of each host and then over the hosts, each time in the order in which the
  * transport sums over a group of this size. This order depends only on `count` and on which ranks are on which host, so
  * results are bitwise reproducible. A host sends 2 (H - 1) / H times the bytes of x to other hosts; in a ring of all
- * ranks it would send 2 (N - 1) / N times the bytes of x, and by recursive doubling m log2(H) times. The last elements,
- * fewer than TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
+ * ranks it would send 2 (N - 1) / N times the bytes of x, and by recursive doubling m log2(H) times the bytes of x. The
+ * last elements, fewer than TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
 enum { TE__LEVELS_ALIGN = 128, TE__LEVELS_MAX_SHARD = 1 << 27 };
 TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                          te_context *ctx) {
@@ -236,8 +239,8 @@ TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void 
     if (at == count) return TE_OK;
     return g->transport->all_reduce(g, (char *)y + at * size, (const char *)x + at * size, count - at, dtype, ctx);
 }
-/* Tensors of fewer bytes are summed in one level. Their time is dominated by latency, and two levels take three
- * collectives. */
+/* Tensors with fewer bytes than TE__LEVELS_MIN_BYTES are summed in one level, because latency dominates the time of
+ * such a small sum, and two levels take three collectives. */
 enum { TE__LEVELS_MIN_BYTES = 1 << 20 };
 TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                      te_context *ctx) {
@@ -249,8 +252,8 @@ TE_API te_status te_group_all_reduce(const te_group *g, void *y, const void *x, 
 }
 
 /* Send and receive messages: each rank lists all messages that it sends to and receives from other ranks. A message
- * that one rank lists as sent must be listed as received, with the same size, by its peer. All ranks of the group that
- * send or receive must call this function in the same order relative to their other collectives. A rank cannot send a
+ * that one rank lists as sent must be listed as received, with the same size, by its peer. Each rank of the group that
+ * sends or receives must call this function, at the same point in its sequence of collectives. A rank cannot send a
  * message to itself. Errors: those of the collectives, and TE_ERROR_VALUE for a peer outside the group. */
 TE_API te_status te_group_exchange(const te_group *g, const te_transfer *transfers, int count, te_context *ctx) {
     TE_TRY(te__check_group(g, transfers, transfers, count, "exchange", ctx));

@@ -11,10 +11,10 @@
  *
  * e2m1 and e8m0 are formats of the OCP Microscaling Formats (MX) Specification 1.0; ue4m3 is the format of the scales
  * of NVFP4 (CUDA's CUDA_R_8F_UE4M3). All conversions use integer instructions and additions of floats, so the results
- * are bitwise identical on the host and on every GPU. The results are those of PTX's cvt to .e2m1x2 and .ue8m0x2 with
- * .satfinite: a NaN becomes 6 in e2m1. The header also has functions for the largest magnitude of a vector, ignoring
- * NaNs, from which a block's scale is computed. te/te.h does not include this header, because only microscaling.h needs
- * it.
+ * are bitwise identical on the host and on every GPU. The results equal the results of PTX's cvt to .e2m1x2 and
+ * .ue8m0x2 with .satfinite: a NaN becomes 6 in e2m1. The header also has functions for the largest magnitude of a
+ * vector, ignoring NaNs, from which a block's scale is computed. te/te.h does not include this header, because only
+ * microscaling.h needs it.
  */
 #ifndef TE_SMALL_DTYPES_H
 #define TE_SMALL_DTYPES_H
@@ -42,9 +42,10 @@ TE_BOTH uint8_t te_e2m1_of_float(float f) { return (uint8_t)(f == f ? te__e2m1_o
 TE_BOTH uint32_t te__e2m1_of_number_stochastic(float f, uint32_t random) {
     const uint32_t u = te_bits_of_float(f), six = te_bits_of_float(TE_E2M1_MAX), one = 127u << 23;
     const uint32_t magnitude = u & 0x7fffffffu, a = magnitude < six ? magnitude : six;
-    /* `position` is the position of a among the codes, in units of 2^-22 of a code. If a is 1 or more, it follows from
-     * the bits of a, whose unit is 2^-22 of a code. If a is below 1, where codes are 0.5 apart, it follows from the
-     * bits of a + 1, whose unit is 2^-23. */
+    /* `position` is a code number with 22 fraction bits, which says where a lies among the e2m1 codes. From 1 on, the
+     * distance between codes is 2^22 units of the float's bits, so `position` is the bits of a minus a constant. Below
+     * 1, the distance between codes is 0.5, which is 2^22 units of the bits of (a + 1), so `position` is the bits of (a
+     * + 1) minus the bits of 1. */
     const uint32_t below_one = te_bits_of_float(te_float_of_bits(a) + 1.0f) - one, above = a - (one - (1u << 23));
     const uint32_t position = a < one ? below_one : above;
     return (u >> 28 & 8u) | (position + 0x3fffffu - (random << 6)) >> 22; /* rounds up by one code if the fractional
@@ -84,10 +85,10 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     return codes;
 #elif TE_CUDA
     /* The code of a magnitude a, before rounding, is 2 a if a is at most 2, a + 2 if a is between 2 and 4, and a / 2 +
-     * 4 above; in each case it is the smallest of the three. Each of the three is multiplied by 2^-24, the distance
-     * between floats just below 1, and added to 1 - 2^-21; the addition rounds it to an integer in the last bits of the
-     * float. The minimum of the rounded numbers equals the rounded minimum. `above` is saturated to 1, which stands for
-     * code 8. */
+     * 4 above; in each case the code is the smallest of these three numbers. Each of the three is multiplied by 2^-24,
+     * the distance between floats just below 1, and added to 1 - 2^-21. The addition rounds the number to an integer,
+     * which lies in the last bits of the sum. The minimum of the rounded numbers equals the rounded minimum. `above` is
+     * saturated to 1, which stands for code 8. */
     const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero);
@@ -159,7 +160,7 @@ TE_BOTH int te__e8m0_special(uint32_t u) {
 }
 /* Return the exponent of a finite float above 0 and below 2^127, rounded down, as an e8m0 code that is at least 0.
  * *part becomes the distance of the float from this power of two, in units of 2^-23 of the distance to the next power
- * of two; it is 0 if the float lies below 2^-127. */
+ * of two; *part is 0 if the float lies below 2^-127. */
 TE_BOTH uint32_t te__e8m0_floor(uint32_t *part, uint32_t u) {
     const uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
     *part = exponent ? mantissa : mantissa > 0x400000u ? (mantissa - 0x400000u) << 1 : 0u; /* 0x400000: 2^-127 */
@@ -225,7 +226,7 @@ TE_FN uint32_t te__max_numbers_16x2(uint32_t a, uint32_t b, te_dtype t) {
     return m;
 #endif
 }
-/* Set each element of *max to the larger one of itself and the magnitude of the same element of *e, as
+/* Replace each element of *max by the maximum of this element and the magnitude of the same element of *e, as
  * te_vec8_max_magnitudes does, but ignore NaNs. *max must be all zeros before the first call. */
 TE_FN void te_vec8_max_numbers(te_vec8 *max, const te_vec8 *e, te_dtype t) {
     TE_UNROLL for (int k = 0; k < (t == TE_f32 ? 8 : 4); k++) {

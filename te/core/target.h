@@ -7,9 +7,9 @@
  *     TE_KERNEL(my_kernel, 256, my_args, my_body(te_args, te_at, 256))
  *     ... TE_TRY(my_kernel_launch(ctx, te__grid_of(blocks, 1), &args));
  *
- * On CUDA, TE_KERNEL defines a __global__ function; on the host, it defines a function for one thread block, which a
- * loop over the blocks of the grid calls, with OpenMP on several threads. In the call of the body, `te_args` points to
- * the kernel's arguments, and `te_at` is the te_block of the current block.
+ * On CUDA, TE_KERNEL defines a __global__ function; on the host, TE_KERNEL defines a function for one thread block,
+ * which a loop over the blocks of the grid calls, with OpenMP on several threads. In the call of the body, `te_args`
+ * points to the kernel's arguments, and `te_at` is the te_block of the current block.
  */
 #ifndef TE_TARGET_H
 #define TE_TARGET_H
@@ -61,7 +61,8 @@ TE_BOTH int te_chunk_tensor(const int32_t *first, int count, int32_t chunk) {
 }
 
 /* Consecutive tensors of a table, on which one launch works. Each tensor is cut into chunks, which are numbered through
- * the whole table. The table may have other tensors in front of these; first[0] is the number of chunks of those. */
+ * the whole table. The table may have other tensors in front of these; first[0] is the number of chunks of those other
+ * tensors. */
 typedef struct te_multi_tensor {
     const void *tensor;   /* [count]: for each tensor, the struct of arguments with which the kernel works on it */
     const int32_t *first; /* [count + 1]: the index of each tensor's first chunk (te_chunk_tensor) */

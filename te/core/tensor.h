@@ -22,9 +22,9 @@ typedef struct te_tensor {
     /* the number of elements from the beginning of a row to the beginning of the next row; 0 stands for `cols`, and
      * other values must be at least cols. x, y, dx and dy of a list may have a stride larger than cols, as columns of a
      * wider matrix do. The elements between the rows are neither read nor written. A call works on dense copies of such
-     * tensors: it copies x and dy before its first step, and y and dx after its last step. Each such tensor therefore
-     * costs a copy, and the workspace must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). All other
-     * tensors must be dense */
+     * tensors: the call copies x and dy before the first step, and y and dx after the last step. Each such tensor
+     * therefore costs a copy, and the workspace must be larger by te_plan_strided_bytes (te/plan/impl/executor.h). All
+     * other tensors must be dense */
     int64_t stride;
 } te_tensor;
 
@@ -41,14 +41,16 @@ TE_API te_tensor te_strided(void *data, te_dtype dtype, int64_t rows, int64_t co
 }
 /* Return whether a tensor's rows have gaps between them, i.e. elements that do not belong to the tensor. */
 TE_API int te__is_strided(te_tensor t) { return t.data && t.rows > 1 && t.stride && t.stride != t.cols; }
-/* Return an absent tensor. Pass it as dx if dx is not needed, and as x if the list begins with an embedding. */
+/* Return an absent tensor. Pass this tensor as dx if dx is not needed, and as x if the list begins with an
+ * embedding. */
 TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
 
 /* The caller's tensors for an extra input or output of a list. In forward, the op `(input, name, width)` reads `value`,
- * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad` (unless it is null: then the gradient
- * is not computed), and `(output, ...)` reads `grad`. Each of these tensors is [rows, width]. The number format of an
- * extra input is the one that the option (dtype, ..) of its op names; without this option, it is the format of the
- * list's residual stream. The number format of an extra output is that of the value in the list. */
+ * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad`, and `(output, ...)` reads `grad`. If
+ * the `grad` of an input is null, the gradient of this input is not computed. Each of these tensors is [rows, width].
+ * The option (dtype, ..) of an `(input, ...)` names the number format of this extra input; without the option, the
+ * format is the format of the list's residual stream. An extra output has the number format of the value that the list
+ * stores there. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -87,8 +89,8 @@ typedef struct te_batch {
     int sequences, max_seqlen;
     const int32_t *cu_seqlens; /* [sequences + 1], target memory */
     int loss_in_backward; /* 1: a forward that saves for backward may leave the loss to backward, which then computes
-                           * the loss and writes it to y. A list that ends in linear, cross_entropy then computes its
-                           * logits only once (te/linear/impl/linear_cross_entropy.h) */
+                           * the loss and writes the loss to y. A list that ends in linear, cross_entropy then computes
+                           * the logits only once (te/linear/impl/linear_cross_entropy.h) */
     const float *loss_count; /* [1], in target memory: the number of rows that have a loss. Backward divides loss_scale
                               * by this number (te/ops/cross_entropy.h). Null: loss_scale is not divided */
     const struct te_cache *cache; /* for inference: the key-value cache to which the batch's tokens are appended
@@ -141,22 +143,22 @@ typedef struct te_sampling {
                             * permitted */
     const uint64_t *seed;  /* [rows]: the seed of each row's random numbers (core/philox.h); required if `temperature`
                             * is not null */
-    uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1.
-                            * Required if `temperature` is not null */
+    uint64_t *counter;     /* [rows]: how many random numbers have been drawn with the row's seed; the op adds 1 to this
+                            * number. Required if `temperature` is not null */
     /* parameters */
     const float *temperature; /* [rows]: the temperature by which the logits are divided. If the pointer is null, or an
-                               * entry is below 1e-5, the op chooses greedily: it takes the most likely token (if
+                               * entry is below 1e-5, the op chooses greedily: the op takes the most likely token (if
                                * several are equally likely, the one with the lowest number) */
     const int32_t *top_k;     /* [rows]: only the k most likely tokens can be chosen. If the pointer is null, or an
-                               * entry is 0 or less, all tokens can be */
-    const float *top_p;       /* [rows]: only the most likely tokens can be chosen, as few of them as have p of the
-                               * probability mass together. If the pointer is null, or an entry is 1, all tokens can
-                               * be */
+                               * entry is 0 or less, all tokens can be chosen */
+    const float *top_p;       /* [rows]: only tokens of the smallest set of most likely tokens whose probabilities add
+                               * up to p or more can be chosen. If the pointer is null, or an entry is 1, all tokens can
+                               * be chosen */
     const float *min_p;       /* [rows]: only tokens with at least min_p times the probability of the likeliest token
-                               * can be chosen. If the pointer is null, or an entry is 0, all tokens can be */
+                               * can be chosen. If the pointer is null, or an entry is 0, all tokens can be chosen */
     const float *repetition_penalty; /* [rows]: the penalty for tokens that have occurred (in `history` or in `prompt`):
-                                      * a positive logit is divided by the penalty, any other logit is multiplied by it.
-                                      * Null: no penalty, i.e. a factor of 1 */
+                                      * a positive logit is divided by the penalty, any other logit is multiplied by the
+                                      * penalty. Null: no penalty, i.e. a factor of 1 */
     const float *frequency_penalty;  /* [rows]: a penalty that is subtracted from a token's logit as many times as the
                                       * token occurs in `history`. Null: no penalty */
     const float *presence_penalty;   /* [rows]: a penalty that is subtracted once from the logit of each token that
@@ -192,7 +194,7 @@ TE_BOTH int te_sequence_first(const te_sequences *s, int i) {
     return row < 0 ? 0 : row > s->rows ? s->rows : row;
 }
 /* Return the rows of sequence i from row `from` on. If the values of s->first are wrong, sequence i may begin before
- * row `from`; its rows before `from` then count as rows of earlier sequences. */
+ * row `from`; the rows of sequence i before `from` then count as rows of earlier sequences. */
 TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
     const int first = te_sequence_first(s, i), end = te_sequence_first(s, i + 1);
     te_sequence q;
@@ -202,9 +204,9 @@ TE_BOTH te_sequence te_sequence_from(const te_sequences *s, int i, int from) {
 }
 TE_BOTH te_sequence te_sequence_rows(const te_sequences *s, int i) { return te_sequence_from(s, i, 0); }
 
-/* Return how many tile numbers there are if each sequence is cut into tiles of `size` rows, beginning at its first row.
- * The tiles of sequence i have consecutive numbers, from (its first row) / size + i on. Some numbers, at most one for
- * each sequence, belong to no tile. */
+/* Return how many tile numbers there are if each sequence is cut into tiles of `size` rows, beginning at the sequence's
+ * first row. The tiles of sequence i have consecutive numbers; the first number is f / size + i, where f is the first
+ * row of the sequence. Some numbers, at most one for each sequence, belong to no tile. */
 TE_BOTH int te_sequence_tiles(const te_sequences *s, int size) { return s->rows / size + s->count; }
 /* Find, by binary search, the sequence to which tile number `tile` belongs. If no tile has this number, return the last
  * sequence whose tiles have lower numbers. If `size` is 0, `tile` is the index of a row instead, and the function
@@ -225,7 +227,7 @@ TE_BOTH int te_sequence_position(const te_sequences *s, int row) {
     return row - te_sequence_first(s, te_sequence_of(s, row, 0));
 }
 /* Return the position of a row within its sequence. `c` says which part of the sequences this rank has; `row` is a row
- * of this part. s->first, if it is not null, counts the rows of all ranks of the context group. */
+ * of this part. If s->first is not null, s->first counts the rows of all ranks of the context group. */
 TE_BOTH int te_cp_sequence_position(const te_sequences *s, te_cp_shard c, int row) {
     if (!s->first) return te_cp_position(c, te_sequence_position(s, row), s->max_seqlen);
     return te_sequence_position(s, c.ranks > 1 ? te_cp_position(c, row, s->rows / c.ranks) : row);
@@ -243,10 +245,10 @@ TE_BOTH int te_sequence_past(const te_sequences *s, int row, const int32_t *past
     return count > 0 ? count : 0;
 }
 
-/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. It is meant for a thread
- * that asks for tiles in ascending order; a lower tile restarts the search from sequence 0. Each tile is visited once,
- * even if the values of te_sequences.first are wrong: a sequence that begins before the end of the previous sequence is
- * then taken to begin at this end. */
+/* A cursor that finds, for one tile after another, the sequence to which the tile belongs. The cursor is meant for a
+ * thread that asks for tiles in ascending order; if the thread asks for a lower tile, the search restarts at sequence
+ * 0. Each tile is visited once, even if the values of te_sequences.first are wrong: a sequence that begins before the
+ * end of the previous sequence is then taken to begin at this end. */
 typedef struct te_sequence_cursor {
     te_sequence at;  /* the current sequence */
     int index, tile; /* index: the index of the current sequence; tile: the number of the first tile of the current

@@ -1,5 +1,5 @@
-/* tensor_kernels.h -- kernels over a whole tensor: te_convert converts it to another number format, te_fill_normal
- * fills it with normally distributed random numbers.
+/* tensor_kernels.h -- kernels over a whole tensor: te_convert converts a tensor to another number format, and
+ * te_fill_normal fills a tensor with normally distributed random numbers.
  *
  * Do this:
  *     TE_TRY(te_convert(y, TE_bf16, x, TE_f32, count, &ctx));     // rounds to nearest even

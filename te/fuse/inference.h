@@ -52,7 +52,7 @@
 
 /* The macros that TE__DEFINE1 expands for a list for inference only. The forward and backward passes have no steps, and
  * there is no code for training. Every inference step has kernels of its own, because there are no kernels of forward
- * that it could use. */
+ * that the step could use. */
 #define TE__STEPS_OF_inference TE_NOTHING
 #define TE__INFERENCE_OF_inference(fwd, ctx, shared, list, ...) TE_PLAN(fwd, ctx, __VA_ARGS__)
 #define TE__TRAINING_OF_inference 0

@@ -23,18 +23,18 @@
  * the top_k rows that the router makes of one token. `size` is the size of an element. */
 TE_API long te__in_bytes(const te_op *op, long size) { return op->in * size * te__rows_per_token(op->in_rows); }
 TE_API long te__out_bytes(const te_op *op, long size) { return op->out * size * te__rows_per_token(op->out_rows); }
-/* Return the te_run of a dry run with one row and with recipes on; the functions below take it as an argument. `none`
- * points to memory for TE_MAX_PARAMS parameters; the function sets it to zeros, and uses it as the parameters of every
- * op. */
+/* Return the te_run of a dry run with one row and with recipes on; the functions below take this te_run as an argument.
+ * `none` points to memory for TE_MAX_PARAMS parameters; the function sets it to zeros, and uses it as the parameters of
+ * every op. */
 TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     te_run r = te__run_to_size(p, pass, 1, TE_USE_on, 0);
     memset(none, 0, TE_MAX_PARAMS * sizeof *none);
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Return whether the step's result in backward differs from the gradient that was last in memory. This is the step's
- * input or, if the step has an add, the gradient that the add stores for its fork. If the result does not differ, it is
- * in memory already, and the step stores nothing in FP8. */
+/* Return whether the result of a backward step differs from the last gradient that is in memory. The last gradient in
+ * memory is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the result
+ * is equal to this gradient, the step stores nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -64,8 +64,8 @@ TE_API int te__step_fp8_layouts(te_run *r, const te_step *s) {
     return r->pass == TE_FORWARD && te__policy(r, e.consumer)->input == TE_INPUT_saved_fp8 ? 2 : 1;
 }
 /* Return how many bytes of memory traffic per row a step saves by storing its result in FP8 instead of in the list's
- * dtype. The number is negative if the step stores the result in both formats, because forward saves it in the list's
- * dtype for backward. */
+ * dtype. The number is negative if the step stores the result in both formats, because forward also saves the result in
+ * the list's dtype for backward. */
 TE_API long te__step_fp8_saves(te_run *r, const te_step *s) {
     const int last = s->op[s->count - 1], layouts = te__step_fp8_layouts(r, s);
     const te_op *end = &r->plan->op[last];
@@ -129,7 +129,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int reads = (op->flags & TE_SAVES_INPUT) || te__recomputes_logits(p, i);
     if (reads && !(i && te__recomputes_logits(p, i - 1))) n += te__in_bytes(op, size);
     /* The backward of a fork reads the gradient of the fork's value, summed over its uses. The backward of an (input,
-     * ..) does not read it, because the ops that use the input have already stored this gradient for the caller. */
+     * ..) does not read this gradient, because the ops that use the input have already stored the gradient for the
+     * caller. */
     if ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT))
         n += te__out_bytes(op, size);
     /* 1: an op later in the list has already stored its contribution to the fork's gradient, so this step reads the
@@ -137,7 +138,8 @@ TE_API long te__op_bytes_backward(const te_run *r, const te_step *s, int j, int 
     const int joins = op->edge >= 0 && !te__is_last_use(p, i);
     if ((op->flags & TE_IS_ADD) && joins) n += (leaves_gradient && s->count == 1 ? 3 : 2) * te__out_bytes(op, size);
     else if ((op->flags & TE_IS_ADD) && j && j + 1 < s->count) n += te__out_bytes(op, size);
-    /* the fork's value, and the fork's gradient, which is written and, if `joins`, also read */
+    /* a mul reads the fork's value, and writes the fork's gradient; if `joins` is 1, the mul also reads this
+     * gradient */
     if (op->flags & TE_IS_MUL) n += (joins ? 3 : 2) * te__out_bytes(op, size);
     return n;
 }
@@ -154,8 +156,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
     if (te__step_moves_nothing(p, s, pass)) return 0;
     long n = (back ? te__out_bytes(first, size) + te__in_bytes(last, size)
                    : te__in_bytes(first, size) + te__out_bytes(last, size));
-    /* An embedding in backward reads dy (`size` bytes), and reads and writes the f32 gradient of the table (8
-     * bytes). */
+    /* For each element of a row, an embedding in backward reads dy (`size` bytes), and reads and writes the f32
+     * gradient of the table (8 bytes). */
     if (first->flags & TE_FROM_TOKENS) n = first->out * (back ? size + 8 : 2 * size);
     if (leaves_gradient) n = te__step_sums(p, s) ? te__out_bytes(first, size) : 0;
     for (int j = 0; j < s->count; j++)
@@ -165,8 +167,8 @@ TE_API long te_step_row_bytes(const te_plan *p, const te_step *s, te_pass pass) 
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* Return the text that says how a step's FP8 operands are scaled, which is printed behind the step's kernels. For one
- * scale per tensor the text is empty, because the column "dtype" already says "fp8". */
+/* Return the text that is printed behind the kernels of a step, and that says how the step's FP8 operands are scaled.
+ * For one scale per tensor the text is empty, because the column "dtype" already says "fp8". */
 TE_API const char *te__step_operands(const te_op *first, te_pass pass) {
     if ((first->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD) return ", e4m3 by heads";
     if (first->recipe == TE_RECIPE_mxfp8) return ", emulates mxfp8";
@@ -198,8 +200,8 @@ TE_API int te__has_peer_kernel(const te_plan *p, const te_step *s) {
     return norm && !p->takes_dims && first->out % 8 == 0;
 }
 /* Print the names of the kernels of step s. If s is a GEMM and the next step has a kernel that accesses the other
- * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks. It does so only if the library's
- * own kernel runs it, not cuBLASLt. */
+ * ranks' memory (te__has_peer_kernel), the GEMM can send its result to these ranks. The GEMM sends its result only if a
+ * kernel of the library computes the GEMM, not cuBLASLt. */
 TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pass pass) {
     const te_op *first = &p->op[s->op[0]], *last = &p->op[s->op[s->count - 1]];
     if (te__has_peer_kernel(p, s))
@@ -211,7 +213,7 @@ TE_API void te__print_kernels(FILE *f, const te_plan *p, const te_step *s, te_pa
         fprintf(f, "; sends to the next step if it is a kernel of ours");
 }
 /* Print the line of an exchange between the ranks of a context group. `width` is the width of the rows that are sent,
- * and `bytes` is the size of a row, which is sent once. */
+ * and `bytes` is the number of bytes that are sent for each row. */
 TE_API void te__print_exchange(FILE *f, const te_plan *p, const char *what, int width, size_t bytes, const char *how) {
     fprintf(f, "   c  %-42s %6d -> %-6d %-5s %8zu  %s\n", what, width, width, te_dtype_name(p->dtype), bytes, how);
 }
@@ -249,7 +251,7 @@ TE_API int te__has_context(const te_plan *p) {
         if (p->op[i].context != TE_CP_none) return 1;
     return 0;
 }
-/* Print the line of one step; `number` is the text of its first column. Returns the bytes per row that the step reads
+/* Print the line of one step; `number` is the text of the first column. Returns the bytes per row that the step reads
  * and writes. */
 TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const te_step *s, te_pass pass) {
     te_param none[TE_MAX_PARAMS];
@@ -268,8 +270,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     te__print_context(f, p, s, pass, 1);
     return bytes;
 }
-/* Print the forward steps that backward runs a second time before step s: the steps of each recompute region whose last
- * op is in s. Returns the bytes per row that these forward steps read and write. */
+/* Print the forward steps that backward runs a second time before step s. These are the steps of each recompute region
+ * that has its last op in step s. Returns the bytes per row that these forward steps read and write. */
 TE_API long te__print_recompute(FILE *f, const te_plan *p, const te_step *s) {
     long total = 0;
     const te_run r = te__run_to_size(p, TE_BACKWARD, 1, TE_USE_on, 0);

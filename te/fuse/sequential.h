@@ -67,8 +67,8 @@
  *     make         the macro that is expanded if the list has no such mistake, e.g. TE__DECLARE
  *     link         storage class and attributes of the functions of the model
  *     fwd, bwd     prefixes of the fusion lists: TE_FORWARD_, TE_BACKWARD_
- * -Wshadow is off in the functions of a model, because their parameters have the names m, x, y, .., and a program may
- * have global variables of these names.
+ * -Wshadow is off in the functions of a model, because the parameters of these functions have the names m, x, y, ..,
+ * and a program may have global variables of these names.
  */
 #define TE__CHECKED(...)                                                                                         \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wshadow\"")                                \
@@ -193,7 +193,7 @@
 #define TE__TENSOR_TILES_MARK_fp8_block ,
 #define TE__TENSOR_TILES_MARK_fp8_delayed ,
 /* <list>_facts_at(i) returns two facts about op i in one int: the low bits are the op's recipe (a te_recipe), and the
- * higher bits are those of its flags that are in TE_PASSES_THROUGH. Constant expressions use this function to find the
+ * higher bits are the op's flags that belong to TE_PASSES_THROUGH. Constant expressions use this function to find the
  * recipe of the op that consumes a step's result. */
 #define TE__RECIPE_FACT(name, links) \
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
@@ -344,8 +344,8 @@
 #define TE__OP_ENTRY_A_END
 #define TE__OP_ENTRY_B_END
 
-/* TE__OPTIONS_NAME is the name of the constant to which te_op.options points, which has the options of one op of a
- * model. TE__OPTIONS_ENTRY is the definition of this constant. */
+/* The constant TE__OPTIONS_NAME has the options of one op of a model; te_op.options points to this constant.
+ * TE__OPTIONS_ENTRY is the definition of the constant. */
 #define TE__OPTIONS_NAME(model, op) TE_JOIN4(, model, TE_FAMILY(op), TE_NAME(op), options)
 #define TE__OPTIONS_ENTRY(model, before, op, after, live) \
     static const TE_OPTIONS_TYPE(op) TE__OPTIONS_NAME(model, op) = TE_OPTIONS_VALUES(op);

@@ -1,5 +1,5 @@
 /* graph.h -- CUDA graphs: record once the work that a function enqueues (a forward, a backward, a whole step), and
- * replay it with one launch. A replay takes its inputs by name or position and checks their shapes and dtypes.
+ * replay it with one launch. A replay takes inputs by name or position, and checks their shapes and dtypes.
  *
  * Do this:
  *     te_status step(const te_graph *g, const void *arg, te_context *ctx) {    // may only enqueue on ctx->stream
@@ -162,12 +162,12 @@ enum { TE__GRAPH_POSITION_BYTES = 16 }; /* the size, in bytes, of the name that 
                                          * name, such as "#2" */
 
 struct te_graph;
-/* The function that a graph records. It enqueues library calls on ctx->stream, which during a capture is a stream that
- * only the capture uses. The function may not allocate or release memory, wait, or copy from or to pageable memory. It
- * may use another stream only if it joins that stream to ctx->stream by events. */
+/* The function that a graph records. The function enqueues library calls on ctx->stream, which during a capture is a
+ * stream that only the capture uses. The function may not allocate or release memory, wait, or copy from or to pageable
+ * memory. The function may use another stream only if it joins that stream to ctx->stream by events. */
 typedef te_status (*te_graph_fn)(const struct te_graph *g, const void *arg, te_context *ctx);
 
-/* The description of a capture. te_graph_capture reads it only during the call, and copies the names. */
+/* The description of a capture. te_graph_capture reads the description only during the call, and copies the names. */
 typedef struct te_graph_spec {
     const char *name;         /* the graph's name, for error texts */
     te_graph_fn run;
@@ -203,7 +203,7 @@ typedef struct te_graph {
     te_graph_fn run;
     const void *arg;
     te__static *tensor; /* [in_count + out_count]: the static inputs, then the static outputs. One host allocation holds
-                         * these, the copy of `arg`, and the names */
+                         * these tensors, the copy of `arg`, and the names */
     int in_count, out_count;
     void *exec, *workspace; /* exec: the executable graph, a cudaGraphExec_t; workspace: the address of the context's
                              * workspace at the time of the capture */
@@ -357,8 +357,8 @@ TE_API te_status te__graph_record(te_graph *g, te_context *ctx) {
     return status;
 }
 
-/* Check tensor i of the spec and create the static tensor for it. If the spec gives no memory, the static tensor gets
- * memory from the pool. `name` is the place where the tensor's name is stored. */
+/* Check tensor i of the spec and create the static tensor for this tensor. If the spec gives no memory, the static
+ * tensor gets memory from the pool. `name` is the place where the tensor's name is stored. */
 TE_API te_status te__static_init(te_graph *g, int i, const te_named *n, char *name, te_context *ctx) {
     const int from = i < g->in_count ? 0 : g->in_count;
     const char *kind = from || !g->in_count ? "output" : "input";
@@ -427,7 +427,7 @@ TE_API te_status te_graph_capture(te_graph *g, const te_graph_spec *spec, te_gra
     te_status status = TE_OK;
     for (int i = 0; i < count && status == TE_OK; i++, text += strlen(text) + 1) {
         if (i >= g->in_count) g->out_count++; /* count only the outputs that are initialised, so that te_graph_destroy
-                                               * releases them if a later one fails */
+                                               * releases these outputs if the initialisation of a later output fails */
         status = te__static_init(g, i, te__graph_spec_tensor(spec, i), text, ctx);
     }
     if (status == TE_OK && !(pool && pool->measures)) status = te__graph_record(g, ctx);

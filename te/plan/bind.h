@@ -1,5 +1,6 @@
-/* bind.h -- an instance's parameters and gradients: the sizes of their two buffers, where each tensor lies in them,
- * tied parameters, and the part of each parameter that a rank of a tensor group holds.
+/* bind.h -- binds an instance of a list to memory: the sizes of the parameter buffer and of the gradient buffer, the
+ * position of each tensor in these buffers, tied parameters, and the part of each parameter that a rank of a tensor
+ * group holds.
  *
  * Do this (TE_SEQUENTIAL makes block_bind, which calls te_model_bind):
  *     TE_TRY(te_allocate(&ctx, &params, block_param_bytes()));
@@ -14,9 +15,8 @@
 #include "../core/rank_group.h" /* te_group */
 
 /* All parameters lie in one buffer, in list order, and all gradients in another. Each tensor starts at a multiple of
- * TE_PARAM_ALIGN elements; a gradient begins at the same element index in the one buffer as its parameter in the other.
- * Therefore the optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat
- * array. */
+ * TE_PARAM_ALIGN elements; a parameter and its gradient begin at the same element index of their buffers. Therefore the
+ * optimizer, the gradient norm, a checkpoint and an all-reduce can treat each buffer as one flat array. */
 enum { TE_PARAM_ALIGN = 128 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
@@ -29,7 +29,8 @@ TE_API te_status te__check_dims(const te_plan *plan, te_context *ctx) {
     return TE_OK;
 }
 
-/* Return an error if the list was declared with TE_INFERENCE: such a list has no forward and no backward. */
+/* Return an error if the list was declared with TE_INFERENCE: such a list can run inference, but no forward and no
+ * backward. */
 TE_API te_status te__check_trains(const te_plan *plan, te_context *ctx) {
     TE_REQUIRE(plan->training, ctx, TE_ERROR_STATE,
                "%s: the list is for inference alone; TE_SEQUENTIAL makes one that trains", plan->name);
@@ -53,7 +54,8 @@ TE_API te_status te__check_not_mapped(const te_model *m, const char *who, te_con
                    m->param[i].op, m->param[i].field);
     return TE_OK;
 }
-/* Return an error if te_param.data of a parameter of m must not be written. Call this before writing there. */
+/* Return an error if code must not write to the parameters of m (to te_param.data) at present. Call this before writing
+ * to the parameters. */
 TE_API te_status te__check_writable(const te_model *m, const char *who, te_context *ctx) {
     TE_TRY(te__check_not_mapped(m, who, ctx));
     TE_REQUIRE(!m->shards || !m->shards->has_weights || m->shards->is_gathered, ctx, TE_ERROR_STATE,
@@ -64,8 +66,8 @@ TE_API te_status te__check_writable(const te_model *m, const char *who, te_conte
 
 /* ---- sharded parameters ------------------------------------------------------------------------------------------ */
 
-/* Element `from` of parameter p must be an element that this rank holds. Return this element's index in the rank's
- * shard memory (te_model_shards.params for the values, te_model_shards.grads for the gradients). */
+/* Return the index, in this rank's shard memory, of element `from` of parameter p. This rank must hold the element. The
+ * shard memory is te_model_shards.params for the values and te_model_shards.grads for the gradients. */
 TE_API int64_t te__shard_index(const te_model *m, const te_param *p, int64_t from) {
     const te_model_shards *s = m->shards;
     const int64_t at = (p->grad - m->grads) + from, behind = s->elements * s->ranks;
@@ -87,9 +89,10 @@ TE_API const float *te__grad_at(const te_model *m, const te_param *p, int64_t fr
 /* An optimizer holds f32 master weights, and FP8 recipes hold the weights in FP8. Both copies become stale when other
  * code writes the parameter. Therefore every writer increments the parameter's write count, and the host compares
  * counts before a copy is used: if the count has changed, the next optimizer step takes the new values as its master
- * weights, and the next forward casts them to FP8. */
+ * weights, and the next forward casts the new values to FP8. */
 
-/* Return the write count of p. If p is tied, this is the write count of its owner, because both use the same memory. */
+/* Return the write count of p. A tied parameter uses the memory of another parameter, which is called its owner; for a
+ * tied parameter the result is therefore the owner's write count. */
 TE_API uint64_t te__writes_of(const te_param *p) { return p->tied && p->with ? p->with->written : p->written; }
 /* Count a write to the values of p. */
 TE_API void te__param_written(te_param *p, te_context *ctx) {
@@ -97,10 +100,11 @@ TE_API void te__param_written(te_param *p, te_context *ctx) {
 }
 /* Tell the library that your own code has written to parameters of m (to te_param.data, by a kernel, te_copy or a
  * collective). Call this on each rank that has written. The next step of an optimizer then takes the new values instead
- * of its master weights, and the next forward casts the new values to FP8. After the library's own functions
- * (te_model_randomize, te_weights_load, ...) the call is not needed, except for another instance that is bound to the
- * same memory. A replay of a captured graph runs no code on the host, so it notices no writes: call te_adamw_renew and
- * te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not bound. */
+ * of its master weights, and the next forward casts the new values to FP8. After a library function has written to m
+ * (te_model_randomize, te_weights_load, ...), te_model_changed is not needed for m, but it is needed for every other
+ * instance that is bound to the same memory. A replay of a captured graph runs no code on the host, so the replay does
+ * not compare write counts: call te_adamw_renew and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE,
+ * m is not bound. */
 TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_changed"));
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
@@ -108,8 +112,8 @@ TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     for (int i = 0; i < m->param_count; i++) te__param_written(&m->param[i], ctx);
     return TE_OK;
 }
-/* If weights of m were written since they were last cast to FP8, cast them again. Call this before using p->fp8.data of
- * a parameter p of m. */
+/* If weights of m were written after the last cast to FP8, cast these weights again. Call this before using p->fp8.data
+ * of a parameter p of m. */
 TE_API te_status te__renew_weights(const te_model *m, te_context *ctx) {
     for (int i = 0; m->plan->fp8 && i < m->param_count; i++) {
         const te_fp8_product *f = &m->param[i].fp8;
@@ -129,7 +133,8 @@ TE_API te_status te__check_reduced(const te_model *m, const char *who, te_contex
     return TE_OK;
 }
 /* Make the checks of te__check_bound. Also return an error if a parameter has no memory, if a parameter has a format
- * that GEMMs cannot read, or if a parameter's owner was bound again after te_tie had tied the parameter to it. */
+ * that GEMMs cannot read, or if a tied parameter is out of date: the instance that has the memory of this parameter was
+ * bound again after te_tie. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -167,7 +172,7 @@ TE_API te_dtype te__plan_param_dtype(const te_plan *plan, const te_op *op) {
     return op->recipe != TE_RECIPE_none ? plan->fp8->weights : plan->dtype;
 }
 /* Return the bytes that a parameter takes in the buffer, including the gap behind it. Returns 0 if the parameter is
- * tied, because it then uses the memory of another parameter. */
+ * tied, because a tied parameter uses the memory of another parameter. */
 TE_API size_t te__param_padded_bytes(const te_param_info *p, te_dtype dtype) {
     return p->tied ? 0 : (size_t)te_round_up(p->rows * p->cols, TE_PARAM_ALIGN) * te_dtype_bytes(dtype);
 }
@@ -193,31 +198,32 @@ TE_API size_t te_plan_grad_bytes(const te_plan *plan) {
 
 /* ---- binding ----------------------------------------------------------------------------------------------------- */
 
-/* Set which shard of the parameter p of `op` a rank of the tensor group holds (p->shard, p->parts, p->first_part,
- * p->copies), and whether each rank has only a partial sum of p's gradient (p->sums). `product` is the last GEMM op of
- * the list up to and including `op`, or null if the list has no GEMM up to there. The output columns of `product` may
- * consist of parts (q, k, v), each of which is split over the ranks separately. If `op` has the same output columns as
- * `product`, as a bias has, its parameter is split in the same way. */
+/* p is a parameter of `op`. Set p->shard, p->parts, p->first_part and p->copies, which say which shard of p a rank of
+ * the tensor group holds, and p->sums, which says whether each rank has only a partial sum of p's gradient. `product`
+ * is the last GEMM op of the list up to and including `op`, or null if the list has no GEMM up to there. The output
+ * columns of `product` may consist of parts (q, k, v), each of which is split over the ranks separately. If `op` has
+ * the same output columns as `product`, as a bias behind a linear has, p is split in the same way. */
 TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     if (op->out_rows == TE_ROWS_shard || op->in_rows == TE_ROWS_shard) p->sums = 1;
     if (op->layout == TE_LAYOUT_columns) {
         p->sums = (op->flags & TE_PARAMS_REPLICATED) != 0;
         p->shard = p->sums ? TE_SHARD_none : TE_SHARD_columns;
     }
-    if (op->experts && TE_ROUTED_RANKS(op->out_rows)) { /* a router whose experts are spread over the ranks, or an op of
-                                                         * such experts */
+    if (op->experts && TE_ROUTED_RANKS(op->out_rows)) { /* true for a router whose experts are spread over the ranks,
+                                                         * and for the ops of such experts */
         p->sums = !te__rows_are_routed(op->in_rows);
         p->shard = p->sums ? TE_SHARD_none : TE_EXPERT_SHARD;
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = p->copies = 1;
     /* `op` is not a custom op, because the parameters of a custom op need not have one element per output column:
-     * attention, for example, has one sink per head. */
+     * attention, for example, has one parameter (a sink) per head. */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom && op->out == product->out)
         p->parts = product->parts, p->first_part = product->first_part, p->copies = product->copies;
 }
-/* If the tensor group has more ranks than the model has kv heads, several ranks hold copies of k and v (te_op.copies).
- * Return an error if the context's group for these ranks has another size than the list says. */
+/* If the tensor group has more ranks than the model has kv heads, each kv head lies on several ranks, and te_op.copies
+ * is the number of these ranks. Return an error if te_op.copies is not 1 and differs from the size of the context's
+ * copies group, which consists of the ranks that hold the same k and v. */
 TE_API te_status te__check_copies(const te_plan *plan, te_context *ctx) {
     const int ranks = te_tensor_group(ctx)->size, copies = te__copies_group(ctx)->size;
     for (int i = 0; i < plan->op_count && ranks > 1; i++)
@@ -279,29 +285,29 @@ TE_API te_status te__model_bind(te_model *m, const te_plan *plan, te_param *para
 }
 
 /* Bind an instance to its memory: params has te_plan_param_bytes bytes, grads has te_plan_grad_bytes bytes, and both
- * are aligned to TE_ALIGN. This call does not change their contents. grads is null for inference, or for a backward
- * that computes only dx. params may be null if the list is for inference only: te_weights_use then provides the memory.
- * To train only some parameters, see freeze.h. `param` is an array of param_count records, which this function fills.
- * TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned; TE_ERROR_SHAPE:
- * param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap; TE_ERROR_STATE: the
- * widths are not set, or grads is not null although the list has no backward. */
+ * are aligned to TE_ALIGN. This call does not change the contents of the two buffers. grads is null for inference, or
+ * for a backward that computes only dx. params may be null if the list is for inference only: te_weights_use then
+ * provides the memory. To train only some parameters, see freeze.h. `param` is an array of param_count records, which
+ * this function fills. TE_ERROR_NULL: a pointer that is needed is null; TE_ERROR_ALIGNMENT: a buffer is not aligned;
+ * TE_ERROR_SHAPE: param_count is not the number of the list's parameters; TE_ERROR_VALUE: the two buffers overlap;
+ * TE_ERROR_STATE: the widths are not set, or grads is not null although the list has no backward. */
 TE_API te_status te_model_bind(te_model *m, const te_plan *plan, te_param *param, int param_count, void *params,
                                float *grads, te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, params, grads, 0, ctx);
 }
-/* Fill in the names, shapes and shards of an instance's parameters without binding any memory. There are two uses.
- * First, te_fsdp_init (te/optim/fsdp.h) binds such an instance later. Second, te_checkpoint_save and te_checkpoint_load
- * need all models of a pipeline on each rank, in the same order, and such an instance stands for a model that another
- * stage holds. Other calls return an error for such an instance. */
+/* Fill in the names, shapes and shards of an instance's parameters without binding any memory. Such an instance has two
+ * uses. First, te_fsdp_init (te/optim/fsdp.h) binds the instance later. Second, each rank must pass the instances of
+ * all pipeline stages, in the same order, to te_checkpoint_save and te_checkpoint_load; an instance without memory
+ * represents the model of another stage. Other calls return an error for such an instance. */
 TE_API te_status te_model_describe(te_model *m, const te_plan *plan, te_param *param, int param_count,
                                    te_context *ctx) {
     return te__model_bind(m, plan, param, param_count, 0, 0, 1, ctx);
 }
 /* Mark the parameters of m as a copy of the parameters of a model on an earlier pipeline stage. Example: the head on
- * the last stage, which is tied to the embedding on the first stage. The caller keeps both copies equal: it gives them
- * the same initial values, and sums their gradients over both stages (te_embedding_group) before each optimizer step. A
- * copy is loaded from a checkpoint, but not saved, and it does not count in the gradient norm. Call this after m is
- * bound and before optimizers are initialised. Errors: TE_ERROR_STATE, m is not bound. */
+ * the last stage, which is tied to the embedding on the first stage. The caller keeps both copies equal: the caller
+ * gives both copies the same initial values, and sums the gradients over both stages (te_embedding_group) before each
+ * optimizer step. A copy is loaded from a checkpoint, but not saved, and its gradient does not count in the gradient
+ * norm. Call this after m is bound and before optimizers are initialised. Errors: TE_ERROR_STATE, m is not bound. */
 TE_API te_status te_model_mark_copy(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_mark_copy"));
     TE_REQUIRE(m && m->plan && !m->is_elsewhere, ctx, TE_ERROR_STATE, "te_model_mark_copy: the instance is not bound");
@@ -319,8 +325,9 @@ TE_API te_status te__bind_instance(te_model *m, const te_param *end, const te_pl
 
 /* ---- tied parameters --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward writes the gradient of `a` before that of `b`. The three parameters share one gradient: `a`
- * and `b` are each either `owner` itself or tied to it, and `b` was tied earlier than `a`. There are three cases:
+/* Return whether backward writes the gradient of `a` before the gradient of `b`. The three parameters share one
+ * gradient: `a` and `b` are each either `owner` itself or tied to it, and `b` was tied earlier than `a`. There are
+ * three cases:
  * - `a` and `b` are in one list: the gradient of the parameter that is later in the list is written first, except that
  *   gradients that are deferred column sums are written last.
  * - Only one of them is in the owner's list: the gradient of the parameter in the other list is written first, because
@@ -331,12 +338,13 @@ TE_API int te__writes_before(const te_param *a, const te_param *b, const te_para
     if (a - a->index == b - b->index) return a->last != b->last ? b->last : a->index > b->index;
     return b - b->index == owner - owner->index;
 }
-/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. The first of the ops that
- * backward reaches overwrites the shared gradient, and the others add to it. Within one list the library knows this
- * order. If `user` and `owner` are in different lists, the caller must run the backward of the user's list before the
- * backward of the owner's list. If an owner has users in several other lists, the backwards of these lists must run in
- * the order in which the users were tied. Instances without gradients may run in any order. Both instances must stay
- * where they are in memory; after one of them is bound again, tie the two parameters again. */
+/* Make `user`, the weight of a tied_linear, share the memory and the gradient of `owner`. In backward, the first op
+ * that has a result for the shared gradient overwrites the gradient, and every later op adds its result. If `user` and
+ * `owner` are in one list, the library knows which op is the first. If `user` and `owner` are in different lists, the
+ * caller must run the backward of the user's list before the backward of the owner's list. If an owner has users in
+ * several other lists, the backwards of these lists must run in the order in which the users were tied. Instances
+ * without gradients may run in any order. Both instances must stay where they are in memory; after one of them is bound
+ * again, tie the two parameters again. */
 TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_tie"));
     TE_REQUIRE(user && owner, ctx, TE_ERROR_NULL, "te_tie: a parameter is null");
@@ -383,10 +391,11 @@ TE_API te_status te_tie(te_param *user, te_param *owner, te_context *ctx) {
 /* ---- shards ------------------------------------------------------------------------------------------------------ */
 
 /* A rank's shard of a parameter consists of runs, which are stretches of elements that are contiguous in the whole
- * parameter. With (shard, rows), each run is one row of the weight, cut to the rank's columns; with (shard, columns),
- * each run is one of the weight's parts (te/ops/linear.h), cut to the rank's rows. The whole parameter consists of
- * run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on. If several consecutive ranks hold the same run
- * (te_param.copies), the whole parameter has it once; the first of these ranks is its owner.
+ * parameter. With (shard, rows), each run is that part of one row of the weight that lies in the rank's columns. With
+ * (shard, columns), each run is the rank's rows of one of the weight's parts, for example of q, k or v
+ * (te/ops/linear.h). The whole parameter consists of run 0 of rank 0, run 0 of rank 1, ..., run 1 of rank 0, and so on.
+ * If several consecutive ranks hold the same run (te_param.copies), this run occurs only once in the whole parameter;
+ * it belongs to the first of these ranks.
  *
  *     te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
  *     for (int64_t i = 0; i < s.count; i++) {
@@ -403,8 +412,8 @@ typedef struct te_shard_layout {
                           * sharded, rank is 0 and ranks is 1 */
     int copies;          /* how many ranks hold the same elements of every run except run 0 */
     int64_t owned;       /* The first `owned` elements of the shard belong to this rank; the rest are copies of elements
-                          * that belong to an earlier rank. Only the rank to which an element belongs saves it to a
-                          * file, and counts its gradient in the norm */
+                          * that belong to an earlier rank. Only the rank to which an element belongs saves the element
+                          * to a file, and counts the element's gradient in the gradient norm */
 } te_shard_layout;
 typedef struct te_shard_run {
     int64_t at, whole; /* at: index, within the shard, of the run's first element; whole: index of the same element
@@ -412,7 +421,7 @@ typedef struct te_shard_run {
     int64_t elements;
 } te_shard_run;
 
-/* Return the layout of the shard that rank g->rank of group g has of parameter p. */
+/* Return the layout of the shard of parameter p that lies on rank g->rank of the group *g. */
 TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) {
     te_shard_layout s;
     const int64_t all = p->rows * p->cols;
@@ -428,7 +437,7 @@ TE_API te_shard_layout te_shard_layout_of(const te_param *p, const te_group *g) 
     s.owned = s.rank % s.copies ? s.first : all;
     return s;
 }
-/* Return the index, within the whole parameter, of the first element of run i of rank 0. */
+/* Return the index, within the whole parameter, of the first element of rank 0's run i. */
 TE_API int64_t te__shard_run_begin(const te_shard_layout *s, int64_t i) {
     return i ? s->first * s->ranks + (i - 1) * s->each * (s->ranks / s->copies) : 0;
 }

@@ -50,7 +50,7 @@ TE_API int te__dim_of(int64_t w) {
         if (w % TE_DIM(k) == 0) return k;
     return -1;
 }
-/* Return the number that the width w becomes when the number dims[k] replaces the symbol TE_DIM(k); 0 if this number
+/* Return the number that results if dims[k] replaces the symbol TE_DIM(k) in the width w. Return 0 if this number
  * exceeds TE_MAX_WIDTH. */
 TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     const int k = te__dim_of(w);
@@ -58,7 +58,7 @@ TE_API int64_t te__width_at(int64_t w, const int64_t *dims) {
     w = w / TE_DIM(k) * dims[k];
     return w <= TE_MAX_WIDTH ? w : 0;
 }
-/* Set *op to a copy of the op `of` in which the number dims[k] replaces the symbol TE_DIM(k) in every width. */
+/* Set *op to a copy of the op *of. In the copy, the number dims[k] replaces the symbol TE_DIM(k) in every width. */
 TE_API te_status te__op_at(te_op *op, const te_plan *plan, const te_op *of, const int64_t *dims, te_context *ctx) {
     *op = *of;
     op->in = (int)te__width_at(of->in, dims), op->out = (int)te__width_at(of->out, dims);

@@ -1,6 +1,6 @@
-/* freeze.h -- parameters that are not trained: backward launches no kernel that serves only their gradients, and the
- * gradient norm, optimizers and reductions over ranks skip them. The gradients of all other parameters are bitwise
- * identical to those without freezing.
+/* freeze.h -- parameters that are not trained: backward launches no kernel that serves only the gradients of these
+ * parameters, and the gradient norm, optimizers and reductions over ranks skip these parameters. The gradients of all
+ * other parameters are bitwise identical with and without freezing.
  *
  * Do this:
  *     TE_TRY(block_bind(&block, params, 0, &ctx));                  // no gradients yet
@@ -27,14 +27,15 @@
 
 #include "bind.h" /* te_model, te__check_bound */
 
-/* Return whether p belongs to the op named `op` and is its parameter named `field`, e.g. "weight". If `op` or `field`
- * is null, every name matches. */
+/* Return whether p is the parameter named `field`, e.g. "weight", of the op named `op`. If `op` or `field` is null,
+ * every name matches. */
 TE_API int te__is_named(const te_param *p, const char *op, const char *field) {
     return (!op || !strcmp(p->op, op)) && (!field || !strcmp(p->field, field));
 }
 /* Freeze (frozen = 1) or unfreeze (frozen = 0) the parameters called `field` of the op named `op`. If `field` or `op`
- * is null, all names match. Tied parameters are skipped, because a tied parameter is trained exactly if its owner is;
- * the parameters of a frozen_linear stay frozen. `who` is the caller's name, for messages. */
+ * is null, all names match. Tied parameters are skipped, because a tied parameter is trained if and only if the
+ * parameter whose memory it uses is trained. The parameters of a frozen_linear stay frozen. `who` is the caller's name,
+ * for messages. */
 TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, int frozen, const char *who,
                                 te_context *ctx) {
     int named = 0, untied = 0, fixed = 0;
@@ -63,18 +64,19 @@ TE_API te_status te__set_frozen(te_model *m, const char *op, const char *field, 
 TE_API te_status te_freeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 1, "te_freeze", ctx);
 }
-/* Resume training the parameters called `field` of the op named `op`, as te_freeze names them. If te_bind_trained_grads
- * bound the gradients, call te_bind_trained_grads again afterwards, because the gradients of the unfrozen parameters
- * have no memory yet. TE_ERROR_VALUE: no parameter has these names, or all parameters with these names are tied or
- * belong to a frozen_linear. */
+/* Resume training the parameters called `field` of the op named `op`. If `field` or `op` is null, all names match. If
+ * te_bind_trained_grads bound the gradients, call te_bind_trained_grads again afterwards, because the gradients of the
+ * unfrozen parameters have no memory yet. TE_ERROR_VALUE: no parameter has these names, or all parameters with these
+ * names are tied or belong to a frozen_linear. */
 TE_API te_status te_unfreeze(te_model *m, const char *op, const char *field, te_context *ctx) {
     return te__set_frozen(m, op, field, 0, "te_unfreeze", ctx);
 }
 
 /* ---- memory for the gradients of trained parameters alone -------------------------------------------------------- */
 
-/* Set each trained parameter's gradient pointer to its address in the buffer `grads`; if `grads` is null, set no
- * pointers. Returns the number of elements that the gradients take, including the gaps between them. */
+/* Set the gradient pointer of each trained parameter to the address of the parameter's gradient in the buffer `grads`;
+ * if `grads` is null, set no pointers. Returns the number of elements that the gradients take, including the gaps
+ * between them. */
 TE_API int64_t te__place_trained(const te_model *m, float *grads) {
     int64_t at = 0;
     for (int i = 0; i < m->param_count; i++) {

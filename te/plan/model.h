@@ -1,7 +1,7 @@
 /* model.h -- the data structures that TE_SEQUENTIAL makes from a list of ops: a plan and instances of it. A plan has a
  * table of the ops and three tables of steps (forward, inference, backward); a step is one or more ops that run as one
  * fused pattern. A plan is constant. Three structures change at run time: te_model and te_param (the parameters of one
- * instance) and te_saved (the memory of one forward).
+ * instance) and te_saved (the values that one forward saves for its backward).
  */
 #ifndef TE_MODEL_H
 #define TE_MODEL_H
@@ -34,7 +34,7 @@ enum {
                                  * op */
     TE_IS_FROZEN = 1 << 5,      /* the op's parameters are never trained (frozen_linear) */
     TE_DRAWS = 1 << 6,          /* the op draws random numbers (dropout) */
-    /* flags of forks, and of the ops that use a value of a fork */
+    /* flags of forks, and of the ops that use the value of a fork */
     TE_IS_FORK = 1 << 7,    /* a fork: passes its input on unchanged, and also holds this value for a later op */
     TE_IS_ADD = 1 << 8,     /* adds a fork's value to the op's input */
     TE_IS_MUL = 1 << 9,     /* multiplies the op's input by a fork's value, element by element */
@@ -43,7 +43,8 @@ enum {
     TE_IS_INPUT = 1 << 12,  /* a fork whose value the caller provides: an extra input of the list */
     TE_OF_SEQUENCES = 1 << 4, /* an extra input with one row for each sequence (TE_ROWS_sequences) */
     TE_OF_MEMORY = 1 << 13, /* an extra input whose rows are of kind TE_ROWS_memory, e.g. the output of an encoder */
-    TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: stores the op's input for the caller as well */
+    TE_IS_OUTPUT = 1 << 14, /* an extra output of the list: passes its input on unchanged, and also stores it in the
+                             * caller's memory */
     /* the first and the last op of a list */
     TE_FROM_TOKENS = 1 << 15, /* must be the first op of its list; the list then reads tokens instead of x
                                * (embedding) */
@@ -54,10 +55,10 @@ enum {
                                      * caller, which is the entry of te_batch.edges that has the op's name */
     TE_ATTENDS_IN_FP8 = 1 << 19,    /* attention whose forward computes both of its matrix products in e4m3 */
     TE_CACHE_FORMAT_SHIFT = 29,     /* bits 29 and 30 hold the op's te_cache_format (attention_options.h) */
-    TE_IS_CACHED = 3 << 29,         /* these bits; if any of them is set, the op can store its keys and values in a
-                                     * te_cache in inference */
-    TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has its name (the
-                                      * frequencies of rope) */
+    TE_IS_CACHED = 3 << 29,         /* the mask of bits 29 and 30; if one of these bits is set, the op can store its
+                                     * keys and values in a te_cache in inference */
+    TE_TAKES_EDGE = -0x7fffffff - 1, /* bit 31: the op reads the entry of te_batch.edges that has the op's name (rope
+                                      * reads its frequencies there) */
     /* The epilogue of a GEMM can compute the op that follows the GEMM, if this op has one of these flags: */
     TE_EPILOGUE_OF_BIAS = 1 << 20,  /* the op adds its parameter */
     TE_EPILOGUE_OF_GELU = 1 << 21,  /* the op is GELU */
@@ -81,8 +82,8 @@ enum {
     TE_LEADS_POINTWISE = 1 << 27
 };
 
-/* The algorithm by which attention computes over the ranks of a context group, as its option (context, ..) says
- * (te/context_parallel.h). */
+/* The algorithm by which the ranks of a context group compute an attention together; the attention's option (context,
+ * ..) names it (te/context_parallel.h). */
 typedef enum te_cp_form { TE_CP_none, TE_CP_gather, TE_CP_ring, TE_CP_all_to_all } te_cp_form;
 
 typedef enum te_init {
@@ -107,16 +108,17 @@ typedef enum te_rows {
     TE_ROWS_routed = 1 << 20, /* rows behind a router (TE_ROUTED_ROWS): top_k rows for each token, ordered by expert
                                * (te/ops/router.h) */
     TE_ROWS_of_ranks = 1 << 29, /* flag of routed rows: this rank computes only the rows of its own experts */
-    TE_ROWS_exchanged = 1 << 30 /* flag in addition to TE_ROWS_of_ranks: the router has sent each row to the rank of its
-                                 * expert */
+    TE_ROWS_exchanged = 1 << 30 /* flag in addition to TE_ROWS_of_ranks: the router has sent each row to the rank that
+                                 * holds the row's expert */
 } te_rows;
 /* TE_ROUTED_ROWS(experts, top_k) is the kind of the rows behind a (router, ..), where a token has one row for each of
  * the top_k experts to which it was sent. The kind contains both numbers, so that lists can be checked at compile time;
  * `experts` must be below 2048, and `top_k` below 256. */
 #define TE_ROUTED_ROWS(experts, top_k) ((int)TE_ROWS_routed | ((int)(experts) & 2047) << 8 | ((int)(top_k) & 255))
 TE_BOTH int te__rows_are_routed(te_rows rows) { return (int)rows >= (int)TE_ROWS_routed; }
-/* Bits to be added to TE_ROUTED_ROWS if each of `ranks` ranks, below 256, has a part of the experts; if `ranks` is 0,
- * each rank has all experts, and no bit is added. TE_ROUTED_RANKS returns the number `ranks` of a kind of rows. */
+/* TE_ROUTED_ROWS_OF_RANKS(ranks) has the bits to add to TE_ROUTED_ROWS if the experts are divided over `ranks` ranks
+ * (fewer than 256). If `ranks` is 0, each rank has all experts, and no bit is added. TE_ROUTED_RANKS(rows) returns the
+ * number of ranks that is stored in the kind `rows`. */
 #define TE_ROUTED_ROWS_OF_RANKS(ranks) ((ranks) > 0 ? (int)TE_ROWS_of_ranks | ((int)(ranks) & 255) << 21 : 0)
 #define TE_ROUTED_RANKS(rows) ((int)(rows) & (int)TE_ROWS_of_ranks ? (int)(rows) >> 21 & 255 : 0)
 /* How many rows of this kind belong to one token: top_k if the rows are routed, else 1. */
@@ -136,7 +138,7 @@ typedef enum te_rank_layout {
     TE_LAYOUT_some_rows     /* routed rows of which this rank computes only some. If the router sends rows to the ranks
                              * of their experts, the rank computes the rows of its own experts; if the router has a
                              * capacity, rows beyond this capacity are dropped. The rank has all columns of the rows
-                             * that it computes, and their whole gradient */
+                             * that it computes, and the whole gradient of these rows */
 } te_rank_layout;
 
 /* Which part of a parameter each rank of the tensor group holds. */
@@ -153,8 +155,8 @@ typedef enum te_shard {
 /* How the operands of a GEMM are stored in FP8. All other values of a list have the list's dtype. An FP8 number is
  * stored multiplied by its scale. With one scale per tensor, x and the weight are e4m3, and the gradient dy is e5m2 or
  * e4m3 (Micikevicius et al. 2022). With one scale per 1 x 128 tile of x and dy and per 128 x 128 block of the weight,
- * all three are e4m3 (DeepSeek-V3, 2024). With one scale per row, x and the weight are e4m3, and backward runs in the
- * list's dtype. */
+ * x, dy and the weight are e4m3 (DeepSeek-V3, 2024). With one scale per row, x and the weight are e4m3, and backward
+ * runs in the list's dtype. */
 typedef enum te_recipe {
     TE_RECIPE_none,
     TE_RECIPE_fp8_current, /* one scale per tensor, computed from the tensor's own amax */
@@ -169,8 +171,8 @@ typedef enum te_recipe {
     TE_RECIPE_COUNT
 } te_recipe;
 /* TE_IS_BLOCKWISE, TE_IS_ROWWISE and TE_IS_TENSORWISE say whether the recipe has one scale per tile or block, per row,
- * or per tensor. TE_SCALING_OF is the te_scaling by which the recipe scales x and dy. All four are constant expressions
- * if `recipe` is one. */
+ * or per tensor. TE_SCALING_OF is the te_scaling by which the recipe scales x and dy. If `recipe` is a constant
+ * expression, all four macros are constant expressions. */
 #define TE_IS_BLOCKWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_block)
 #define TE_IS_ROWWISE(recipe) ((int)(recipe) == (int)TE_RECIPE_fp8_row)
 /* Whether the recipe is mxfp8 or nvfp4. GEMMs under these recipes are emulated: they run in the list's dtype, on
@@ -211,9 +213,9 @@ typedef struct te_op {
                                    * ops, and for the ops that use their value */
     int flags;                    /* the op's properties, a combination of flags such as TE_SAVES_INPUT */
     te_recipe recipe;             /* the FP8 recipe of the op's GEMM */
-    te_block_format weights;      /* the format of the op's weight if it is stored in few bits, TE_BLOCK_quantized if
-                                   * any such format is allowed, TE_BLOCK_none if the weight is not stored in few
-                                   * bits */
+    te_block_format weights;      /* the format of the op's weight if the weight is stored in few bits,
+                                   * TE_BLOCK_quantized if any such format is allowed, TE_BLOCK_none if the weight is
+                                   * not stored in few bits */
     int stats;                    /* how many f32 statistics, such as mean and rstd, forward saves for each row */
     te_rank_layout layout;        /* the layout of the op's output over the ranks of the tensor group */
     int parts;                    /* the columns of the op's output consist of this many parts, each of which is split
@@ -225,11 +227,11 @@ typedef struct te_op {
                                    * a fused q, k, v with fewer kv heads than ranks, this is ranks / kv_heads; otherwise
                                    * 1 */
     int ranks;                    /* for an op with a vocabulary: the number of ranks over which the vocabulary is
-                                   * sharded, or 0 if it is not sharded */
-    te_cp_form context;           /* for an attention: how the ranks of a context group compute it together; TE_CP_none
-                                   * if they do not */
+                                   * sharded, or 0 if the vocabulary is not sharded */
+    te_cp_form context;           /* for an attention: how the ranks of a context group compute the attention together;
+                                   * TE_CP_none if each rank computes the attention of its own sequences */
     int edge;                     /* the index of the fork or (input, ..) whose value the op uses; for a combine, the
-                                   * index of the router whose rows it sums; -1 if the op uses none of these */
+                                   * index of the router whose rows the combine sums; -1 if the op uses none of these */
     int experts;                  /* for a router, and for an op with parameters for each expert: the number of experts;
                                    * 0 for other ops */
     const void *options;          /* the op's constants, a te_<family>_options, whose members are ints and floats */
@@ -294,8 +296,8 @@ typedef struct te_fp8_ops {
                            * where backward could recompute them */
     te_dtype gradients;   /* the format of dy under recipes with one scale per tensor: e5m2 or e4m3 */
     te_rounding rounding; /* how dy is rounded */
-    te_dtype weights;     /* the number format of the weight parameters of FP8 GEMMs, in which the optimizer writes the
-                           * weights and from which they are cast to FP8 */
+    te_dtype weights;     /* the number format in which the weights of FP8 GEMMs are stored as parameters
+                           * (te_param.data): the optimizer writes this format, and casts to FP8 read it */
     /* For mxfp8 and nvfp4: the function that rounds a tensor to the format of the list's recipe. Null if the list has
      * another recipe. */
     te_status (*quantize_microscaled)(const struct te_quantize_microscaled *q, te_context *ctx);
@@ -348,8 +350,8 @@ typedef struct te_training {
 /* The plan that TE_SEQUENTIAL makes from a list. A plan is constant. */
 typedef struct te_plan {
     const char *name;
-    te_dtype dtype;               /* number format of the parameters, and of each value for which its op states no other
-                                   * format */
+    te_dtype dtype;               /* number format of the parameters, and of every value unless the op that produces the
+                                   * value states another format */
     te_dtype in_dtype, out_dtype; /* number formats of x and y */
     int in, out;                  /* widths of x and y */
     int op_count, forward_count, infer_count, backward_count;
@@ -360,7 +362,7 @@ typedef struct te_plan {
                                         * which steps, so the results of a list are bitwise identical with and without
                                         * regions */
     int takes_dims; /* 1: the widths are symbols (dims.h), and the plan cannot run; te_plan_set_dims makes a plan with
-                     * numbers, which can */
+                     * numbers, which can run */
     const te_fp8_ops *fp8; /* the FP8 functions, or null if the list names no recipe */
     const te_quantized_ops *quantized; /* the functions for quantized weights, or null if the list does not have the
                                         * option (weights, ..) with `quantized` or a block format */
@@ -374,8 +376,8 @@ typedef struct te_plan {
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
-/* The function that te__renew_weights calls, as renew(of, ctx), to cast weights that were written after their last
- * cast. */
+/* The function that te__renew_weights calls, as renew(of, ctx), to cast the weights to FP8 that were written after the
+ * last cast. */
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
     void *of;              /* the argument of `renew`: the te_recipes */
@@ -397,8 +399,8 @@ typedef struct te_fp8_product {
                                           * (inverse), and of each block of `transposed` (transposed_inverse) */
     te_scale_rule own;             /* how a scale is computed from the current tensor's amax */
     uint64_t written;              /* the weight's write count (te__writes_of) at the time of its last cast to `data` */
-    struct te_fp8_renewal *renewal; /* casts the weight again if it was written after the last cast; null if the weight
-                                     * exists only in FP8 */
+    struct te_fp8_renewal *renewal; /* casts the weight again if the weight was written after the last cast; null if the
+                                     * weight exists only in FP8 */
     int updated;                   /* 1: the optimizer's update kernel also computes this weight's amax, or casts the
                                     * weight to FP8 (recipes_adamw.h) */
 } te_fp8_product;
@@ -422,8 +424,8 @@ typedef struct te_param {
     int frozen;              /* 1: no gradient is computed for the parameter, and no optimizer changes it (freeze.h) */
     int fixed;               /* 1: the parameter is always frozen, because the list declares its op as frozen
                               * (frozen_linear) */
-    int last;                /* 1: the gradient is a deferred column sum, so it is written only at the end of backward
-                              * (gradients.h) */
+    int last;                /* 1: the gradient is a deferred column sum, so the gradient is written only at the end of
+                              * backward (gradients.h) */
     int index;               /* the parameter's index among the parameters of its instance */
     te_shard shard;          /* the part of the parameter that this rank of the tensor group holds */
     int parts;               /* the op's output columns consist of this many parts, each of which is split over the
@@ -438,15 +440,15 @@ typedef struct te_param {
                               * (te_model_mark_copy) */
     int is_sharded;          /* 1: the gradient, or both gradient and values, are sharded over the data group
                               * (te_model_shards) */
-    struct te_param *with;   /* for a tied parameter: its owner. For an owner: the parameter whose gradient backward
-                              * writes first, which is either the owner or a parameter that is tied to it. Null if the
-                              * parameter is neither tied nor an owner */
-    uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write); a tied
-                              * parameter uses its owner's */
+    struct te_param *with;   /* for a tied parameter: its owner, i.e. the parameter whose memory it uses. For an owner:
+                              * the parameter whose gradient backward writes first, which is either the owner or a
+                              * parameter that is tied to it. Null if the parameter is neither tied nor an owner */
+    uint64_t written;        /* a write count, which changes whenever the values are written (te__count_write). For a
+                              * tied parameter, the write count of its owner is used instead */
     te_fp8_product fp8;      /* the FP8 state of the GEMM whose weight this parameter is, if the GEMM has a recipe */
-    te_block_format weights; /* the block format that te_use_quantized accepts for the parameter, as the option
-                              * (weights, ..) of its op or list says; TE_BLOCK_quantized: any format; TE_BLOCK_none: no
-                              * quantized weights */
+    te_block_format weights; /* the block format that te_use_quantized accepts for the parameter; the option (weights,
+                              * ..) of the op or of the list names this format; TE_BLOCK_quantized: any format;
+                              * TE_BLOCK_none: no quantized weights */
     const te_quantized_weight *quantized; /* the values in a quantized format (te_use_quantized), in which case `data`
                                            * is not read. Null if the values are in `data` */
 } te_param;
@@ -457,13 +459,13 @@ typedef struct te_param {
 typedef struct te_watch {
     int armed;  /* 1: backward calls this listener, and the gradients must not be read yet. 0: backward calls this
                  * listener only if te_model.shards is set */
-    const char *finish; /* the call after which the gradients may be read, for error texts */
+    const char *finish; /* the name of the call after which the gradients may be read, for error texts */
     int slices; /* the number of slices into which the buffer of reduced gradients is cut. With ZeRO-1, each rank gets
                  * one slice; without ZeRO-1, the number is 1, and each rank gets all gradients */
-    /* Return an error if backward of m must not run now, because it would overwrite gradients that are being
+    /* Return an error if backward of m must not run now, because backward would overwrite gradients that are being
      * reduced. */
     te_status (*allows)(const struct te_watch *w, const struct te_model *m, te_context *ctx);
-    /* Backward calls this function when it will not write the gradient of p again. */
+    /* Backward calls this function as soon as backward will not write the gradient of p again. */
     te_status (*is_final)(struct te_watch *w, const te_param *p, te_context *ctx);
 } te_watch;
 
@@ -476,12 +478,14 @@ typedef struct te_model_shards {
     int is_gathered;  /* 1: the memory to which the instance is bound contains the whole weights at present */
     int rank, ranks;
     int64_t elements; /* the number of elements of a shard */
-    void *params;     /* this rank's shard of the weights and, behind this shard, the elements that remain behind the
-                       * last shard. If only gradients are sharded, the pointer is te_model.params, the whole weights */
-    float *grads;     /* this rank's shard of the gradients, summed over the ranks, and behind it the elements that
-                       * remain behind the last shard */
+    void *params;     /* this rank's shard of the weights. Behind this shard are the weights that remain behind the last
+                       * shard. If only gradients are sharded, the pointer equals te_model.params, which has all
+                       * weights */
+    float *grads;     /* this rank's shard of the gradients, summed over the ranks. Behind this shard are the gradients
+                       * of the elements that remain behind the last shard */
     /* The executor calls this function when all checks of a pass have been made, before it enqueues the first step. The
-     * function gathers the weights. accumulates: 1 if backward adds to the gradients, 0 if it overwrites them */
+     * function gathers the weights. accumulates: 1 if backward adds to the gradients, 0 if backward overwrites the
+     * gradients */
     te_status (*begin)(struct te_model_shards *s, int is_backward, int accumulates, te_context *ctx);
 } te_model_shards;
 
@@ -492,8 +496,9 @@ typedef struct te_model {
     const te_plan *plan;
     te_param *param;
     int param_count;
-    const struct te_model *at; /* the address of this te_model when it was bound, which shows whether an instance is a
-                                * copy. Null if the parameters do not follow the te_model in the same struct */
+    const struct te_model *at; /* the address that this te_model had when it was bound. In a copy of the instance, `at`
+                                * differs from the copy's own address. Null if the parameters do not follow the te_model
+                                * in the same struct */
     const void *params;        /* the buffer of the instance's parameters: `elements` elements, param_bytes bytes */
     const float *grads;        /* the buffer of the instance's gradients: grad_elements elements; null if the instance
                                 * has no gradients */
@@ -551,27 +556,27 @@ TE_API int te__has_sharded_rows(const te_plan *p) {
         if (p->op[i].in_rows == TE_ROWS_shard || p->op[i].out_rows == TE_ROWS_shard) return 1;
     return 0;
 }
-/* Return whether backward computes the gradient of parameter p. A tied parameter is trained if its owner is not
- * frozen. */
+/* Return whether backward computes the gradient of parameter p. A tied parameter is trained if its owner, the parameter
+ * whose memory it uses, is not frozen. */
 TE_API int te_is_trained(const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     return p->grad && owner && !owner->frozen;
 }
-/* Return whether op i is the last op in the list that uses the value of its fork. If so, op i is the first one that
- * contributes to the fork's gradient, because backward runs in reverse. */
+/* Return whether op i is the last op in the list that uses the value of its fork. If so, op i is the first op that
+ * contributes to the fork's gradient, because backward runs the list in reverse. */
 TE_API int te__is_last_use(const te_plan *p, int i) {
     for (int j = i + 1; j < p->op_count; j++)
         if (p->op[j].edge == p->op[i].edge) return 0;
     return 1;
 }
-/* Return whether op i is the GEMM that produces the logits, in a list whose forward does not save them. This GEMM and
- * the loss are then one step of backward, which recomputes the logits. */
+/* Return whether op i is the GEMM that produces the logits, in a list whose forward does not save the logits. This GEMM
+ * and the loss are then one step of backward, which recomputes the logits. */
 TE_API int te__recomputes_logits(const te_plan *p, int i) {
     const te_step *s = &p->backward[0];
     return s->count > 1 && s->op[1] == i && (p->op[s->op[0]].flags & TE_TO_LOSS) && p->op[i].recipe == TE_RECIPE_none;
 }
-/* Return whether op i is a router. The output of a router has routed rows, each of which is a copy of a row of its
- * input. */
+/* Return whether op i is a router. The output of a router has routed rows, each of which is a copy of a row of the
+ * router's input. */
 TE_API int te__is_router(const te_plan *p, int i) {
     return i >= 0 && p->op[i].experts && !te__rows_are_routed(p->op[i].in_rows);
 }
@@ -579,14 +584,14 @@ TE_API int te__is_router(const te_plan *p, int i) {
 TE_API int te__is_exchange(const te_plan *p, int i) {
     return te__is_router(p, i) && p->op[i].in_rows == TE_ROWS_shard;
 }
-/* Return whether forward need not save the output of op i because backward gathers it again from the op's saved input.
- * This holds if op i is a router and an expert_linear reads its output. */
+/* Return whether forward need not save the output of op i because backward gathers this output again from the op's
+ * saved input. The result is 1 if op i is a router and an expert_linear reads the router's output. */
 TE_API int te__is_regathered(const te_plan *p, int i) {
     return te__is_router(p, i) && i + 1 < p->op_count && p->op[i + 1].experts && (p->op[i + 1].flags & TE_SAVES_INPUT);
 }
-/* Return whether forward need not save the output of op i because backward computes the gradients of the router's
- * weights without it. This holds if op i is an expert_linear that is in one backward step with the combine behind
- * it. */
+/* Return whether forward need not save the output of op i because backward can compute the gradients of the router's
+ * weights without this output. The result is 1 if op i is an expert_linear, and the combine behind op i is in the same
+ * backward step. */
 TE_API int te__is_combined(const te_plan *p, int i) {
     if (!p->op[i].experts || !(p->op[i].flags & TE_SAVES_INPUT) || te__is_router(p, i)) return 0;
     for (int k = 0; k < p->backward_count; k++)

@@ -93,9 +93,8 @@
 #define TE_KIND_INFO(op) TE_JOIN1(TE_OP_, TE_KIND(op))
 #define TE_FAMILY(op)    TE_FIRST(TE_UNWRAP(TE_KIND_INFO(op)), ~)
 #define TE_CLASS(op)     TE_SECOND(TE_UNWRAP(TE_KIND_INFO(op)), ~, ~)
-/* The name of the fork whose value the op uses. It is x for the op (add, x), and also for (add, name, x). In (add, x,
- * (option, 1)) an option is in the place of the second name; such an option is not taken as a name, and the check of
- * options reports an error. */
+/* The name of the fork whose value the op uses. The result is x for the op (add, x), and also for (add, name, x). If
+ * the argument after the first name is an option, as in (add, x, (option, 1)), the result is the first name. */
 #define TE_FORK_OF(op)   TE__FORK_NAME(TE_ARG1(op, TE_NAME(op)), TE_NAME(op))
 #define TE__FORK_NAME(used, name) TE_IF_TUPLE(used, name, used)
 /* The text by which error messages name an op, e.g. "(linear, fc1)". */
@@ -168,7 +167,8 @@
  * arguments, but rarely has more than three. The preprocessor spends most of its time for a list in this macro, so the
  * macro expands only as many calls of m as suffice. In superfluous calls the argument is ~, which is no option. */
 #define TE_EACH_ARGUMENT(m, x, op) TE_JOIN1(TE__EACH_OF_, TE__ARGUMENT_GROUP op)(m, x, TE_STRIP op, ~, ~, ~, ~, ~, ~)
-/* How many calls suffice for an op with these parts (which include the kind and the name): 0, 3, 6 or 12. */
+/* The arguments are all parts of an op, including its kind and its name. Expands to the number of calls of m that
+ * suffice for the op: 0, 3, 6 or 12. */
 #define TE__ARGUMENT_GROUP(...) \
     TE__ARGUMENT_GROUP_(__VA_ARGS__, 12, 12, 12, 12, 12, 12, 12, 12, 6, 6, 6, 3, 3, 3, 0, 0, ~)
 #define TE__ARGUMENT_GROUP_(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, calls, ...) calls

@@ -81,8 +81,8 @@ typedef struct te__new_file {
     char *temporary;  /* the path of the temporary file, which is in the same folder as the target */
 } te__new_file;
 
-enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried. A name is taken if an earlier
-                                  * process with the same id was killed and left its temporary file behind */
+enum { TE__FILE_TRIES = 10000 }; /* how many names for the temporary file are tried. A name is taken already if an
+                                  * earlier process with the same id was killed and left its temporary file behind */
 
 enum { TE__STICKY = 01000 }; /* the sticky bit of a folder's mode, S_ISVTX, which the system's headers hide with
                               * -std=c11 */
@@ -130,8 +130,8 @@ TE_API te_status te__new_file_target(te__new_file *f, struct stat *info, int *ex
                strerror(errno));
     return TE_OK;
 }
-/* The temporary file's name begins with the target's name, cut to TE__FILE_STEM bytes if it is longer. The whole name
- * then has at most 255 bytes, the limit of file systems. */
+/* The temporary file's name begins with the target's name, cut to TE__FILE_STEM bytes if the target's name is longer.
+ * The whole name then has at most 255 bytes, the limit of file systems. */
 enum { TE__FILE_STEM = 200, TE__FILE_SUFFIX = 48 /* TE__FILE_SUFFIX: the limit, in bytes, of the rest of the name,
                                                   * including the NUL */ };
 /* Return how many bytes at the beginning of the target's path are also the beginning of the temporary file's path. This
@@ -201,8 +201,8 @@ TE_API te_status te__new_file_overwrite(te__new_file *f, const void *src, size_t
     if (lseek(f->fd, (off_t)at, SEEK_SET) != (off_t)at) return te__new_file_fail(f, "write", ctx);
     return te__new_file_write(f, src, n, ctx);
 }
-/* Sync the target's folder to the disk. Otherwise a crash soon after the rename could undo it. Replaces f->target by
- * the path of the folder. */
+/* Sync the target's folder to the disk. Otherwise a crash soon after the rename could undo the rename. The function
+ * replaces f->target by the path of the folder. */
 TE_API te_status te__new_file_sync_folder(te__new_file *f, te_context *ctx) {
     char *slash = strrchr(f->target, '/');
     const char *folder = !slash ? "." : slash == f->target ? "/" : f->target;

@@ -30,7 +30,7 @@
 
 enum {
     TE_SMALL_FILL_MAX_BYTES = 1024, /* the largest fill, in bytes, that is replaced by a kernel; the kernel has only one
-                                     * warp, so it would be slow for larger fills */
+                                     * warp, which would be slow for larger fills */
     TE_SMALL_FILL_MAX_EDGES = 4     /* a fill is replaced only if it depends on at most this many graph nodes, and at
                                      * most this many nodes depend on it */
 };
@@ -38,9 +38,9 @@ enum {
  * of `value`; `element` is the size in bytes of an element of the fill. */
 typedef struct te_small_fill { uint8_t *bytes; uint32_t value; int element, count; } te_small_fill;
 
-/* If `before` is 1, get the nodes on which `node` depends; if it is 0, get the nodes that depend on `node`. Returns
- * their number. Returns -1 if there are more than TE_SMALL_FILL_MAX_EDGES such nodes, or if an edge to one of them is
- * not a plain dependency (e.g. an edge of programmatic dependent launch). */
+/* If `before` is 1, get the nodes on which `node` depends; if `before` is 0, get the nodes that depend on `node`.
+ * Returns the number of these nodes. Returns -1 if there are more than TE_SMALL_FILL_MAX_EDGES such nodes, or if an
+ * edge to one of them is not a plain dependency (e.g. an edge of programmatic dependent launch). */
 TE_API int te__graph_neighbors(cudaGraphNode_t *neighbors, cudaGraphNode_t node, int before) {
     size_t n = TE_SMALL_FILL_MAX_EDGES + 1;
     cudaGraphNode_t all[TE_SMALL_FILL_MAX_EDGES + 1];
@@ -108,8 +108,8 @@ TE_API void te_small_fills_to_kernels(const void *kernel, cudaGraph_t graph) {
 typedef struct te_grid { int x, y; } te_grid;
 
 enum {
-    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the size of a context's record of launches, in bytes; when it is full, the
-                                        * recorded launches are enqueued */
+    TE_LAUNCH_RECORD_BYTES = 96 << 10, /* the size of a context's record of launches, in bytes; when the record is full,
+                                        * the recorded launches are enqueued */
     TE_LAUNCH_MIN_GRAPH = 4,           /* the smallest number of launches for which a graph is used; the launches of a
                                         * shorter pass are enqueued one by one */
     TE_LAUNCH_MAX_GRAPHS = 256         /* the largest number of cached graphs of a context */
@@ -120,8 +120,8 @@ enum {
 typedef te_status (*te_call_fn)(const void *args, te_context *ctx);
 
 /* A recorded launch of a kernel (then `call` is null), or a recorded call of a function (then `kernel` is null). In a
- * record, the struct is followed by `bytes` bytes of arguments, and the next launch begins `size` bytes after this
- * one. */
+ * record, the struct is followed by `bytes` bytes of arguments, and the next launch of the record begins `size` bytes
+ * behind the beginning of this struct. */
 typedef struct te_launch {
     const void *kernel;
     te_call_fn call;
@@ -140,8 +140,8 @@ typedef struct te_launch {
 typedef struct te_replay_graph {
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; it is used to find the
-                           * least recently used graph */
+    uint64_t last_launch; /* the value of te_launches.clock when the graph was launched last; this value is used to find
+                           * the least recently used graph */
     int count, bytes;
     char *record;          /* [bytes]: a copy of the recorded launches from which the graph was captured */
     cudaGraphNode_t *node; /* [count]: for each launch, its node in the graph, or null if the launch is a call of a
@@ -149,15 +149,15 @@ typedef struct te_replay_graph {
 } te_replay_graph;
 
 typedef struct te_launches {
-    int recording, count, bytes; /* recording: 1: launches are being recorded; count: the number of launches in
+    int recording, count, bytes; /* recording: 1 while launches are being recorded; count: the number of launches in
                                   * `record`; bytes: the bytes that these launches take */
     int replays, next;           /* replays: the number of cached graphs; next: the index of the cached graph with which
                                   * the next pass is compared first */
     int last_is_kernel;          /* 1: the last work that the library enqueued on the stream is a kernel of a pass. 0:
-                                  * it is a call of a function, or work outside passes */
-    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. It launches a small kernel
-                                  * before each candidate, so that the candidate starts as it would behind another
-                                  * kernel of a pass */
+                                  * that work is a call of a function, or work outside passes */
+    int autotuning;              /* 1: the autotuner is timing candidate kernels for a GEMM. The autotuner launches a
+                                  * small kernel before each candidate, so that the candidate starts as it would behind
+                                  * another kernel of a pass */
     uint64_t clock;
     int64_t made, updated, replayed; /* how often a graph was captured (made), was given new arguments (updated), and
                                       * was launched (replayed) */
@@ -180,8 +180,8 @@ TE_API int te__cuda_capturing(te_context *ctx) {
     (void)cudaGetLastError();
     return 1;
 }
-/* Return whether kernels are launched with programmatic dependent launch (PDL). This needs ctx->pdl. It also needs
- * code, for the context's device, that was compiled for compute capability 9.0 or higher, because only such code
+/* Return whether kernels are launched with programmatic dependent launch (PDL). PDL is used only if ctx->pdl is not 0
+ * and the context's device runs code that was compiled for compute capability 9.0 or higher, because only such code
  * contains the wait in te_kernel_begin. */
 TE_API int te__cuda_uses_pdl(const te_context *ctx) {
 #ifdef __CUDA_ARCH_LIST__
@@ -373,11 +373,11 @@ TE_API void te__launch_record_begin(te_context *ctx) {
     if (s) s->recording = ctx->replay > 0;
 }
 /* Return whether the next launch directly follows a kernel of the same pass or, if ctx->pdl is 2, a kernel of the
- * previous pass. If so, all work before this pass (except kernels of passes) is done when the next kernel starts,
- * because the first kernel of the pass has waited for that work. The next kernel may then read memory that passes do
- * not write, such as weights, before it calls te_kernel_wait. A recorded call, such as a cuBLASLt GEMM, does not count
- * as a kernel here: the kernel that it launches may let the next kernel start before it has itself waited for the
- * preceding kernel. */
+ * previous pass. If so, the next kernel may read memory that passes do not write, such as weights, before it calls
+ * te_kernel_wait: only kernels of passes may still run when the next kernel starts, because the first kernel of the
+ * pass has waited for all other work. A recorded call, such as a cuBLASLt GEMM, does not count as a kernel here,
+ * because the kernel that the call launches may let the next kernel start before it has waited for the preceding kernel
+ * itself. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->last_is_kernel && (s->count || ctx->pdl > 1)));
@@ -423,8 +423,8 @@ TE_API te_launch te__launch_of(const void *kernel, const char *name, te_grid gri
 }
 /* Launch a kernel, or record its launch. `args` is the kernel's first argument, which has `bytes` bytes; the kernel's
  * second argument is te_launch.early. A kernel with at most one block per SM lets the next kernel start early, so that
- * the next kernel loads weights while this one runs. A larger kernel does not, because blocks of the next kernel would
- * take resources of the SMs from it. */
+ * the next kernel loads weights while this kernel runs. A larger kernel does not, because blocks of the next kernel
+ * would take resources of the SMs from the larger kernel. */
 TE_API te_status te__cuda_launch(te_context *ctx, te_launch launch, const void *args, size_t bytes) {
     launch.pdl = te__cuda_uses_pdl(ctx);
     launch.early = launch.pdl && te__launch_is_recording(ctx) && te__launch_follows_kernel(ctx) &&

@@ -29,7 +29,7 @@ enum { TE_PACKET_BYTES = 16 };
 /* ---- memory that other ranks write ------------------------------------------------------------------------------- */
 
 /* Store a packet to memory of another rank. Each half of eight bytes is stored atomically, but the whole packet is not.
- * On CUDA the stores are relaxed at system scope (PTX ISA), so they are coherent between devices. */
+ * On CUDA the stores are relaxed at system scope (PTX ISA), so the stores are coherent between devices. */
 TE_FN void te_packet_send(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32, high = v->w[2] | (uint64_t)v->w[3] << 32;
 #if TE_CUDA
@@ -57,7 +57,7 @@ TE_FN void te_packet_clear(void *at) {
     const te_packet empty = {{TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY, TE_PACKET_EMPTY}};
     te_packet_send(at, &empty);
 }
-/* Store a packet as te_packet_send does, but only its first eight bytes, for a packet that uses no others. */
+/* Store a packet as te_packet_send does, but only its first eight bytes, for a packet that uses no other bytes. */
 TE_FN void te_packet_send8(void *to, const te_packet *v) {
     const uint64_t low = v->w[0] | (uint64_t)v->w[1] << 32;
 #if TE_CUDA
@@ -66,7 +66,7 @@ TE_FN void te_packet_send8(void *to, const te_packet *v) {
     __atomic_store_n((uint64_t *)to, low, __ATOMIC_RELEASE);
 #endif
 }
-/* Load a packet as te_packet_poll does, but only its first eight bytes, for a packet that uses no others. */
+/* Load a packet as te_packet_poll does, but only its first eight bytes, for a packet that uses no other bytes. */
 TE_FN void te_packet_poll8(te_packet *v, const void *from) {
     uint64_t low;
 #if TE_CUDA
@@ -94,7 +94,7 @@ TE_FN void te_flag_store(uint32_t *to, uint32_t v) {
 /* Load a 32-bit word as te_flag_load does, but in host code, from memory that the host can read. */
 TE_API uint32_t te__flag_load_on_host(const uint32_t *from) { return __atomic_load_n(from, __ATOMIC_RELAXED); }
 /* Return the time in nanoseconds, for timeouts. On the host the function also yields the processor to other threads,
- * because it is called in loops that wait. */
+ * because te_nanoseconds is called in loops that wait. */
 TE_FN uint64_t te_nanoseconds(void) {
     uint64_t now;
 #if TE_CUDA

@@ -138,7 +138,7 @@ TE_FN void te__tma_load(uint32_t to, const CUtensorMap *from, int x, int y, uint
             "l"(from), "r"(x), "r"(y), "r"(bar)
             : "memory");
 }
-/* TMA: prefetch the tensor map itself, so that the first copy need not wait for it. A kernel may do this before
+/* TMA: prefetch the tensor map itself, so that the first copy need not wait for the map. A kernel may do this before
  * te_kernel_wait, because the map is part of the kernel's arguments. */
 TE_FN void te__tma_prefetch_descriptor(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map)); }
 /* TMA: prefetch the box at (x, y) of a tensor into the L2. */
@@ -162,11 +162,12 @@ TE_FN void te__stmatrix_x2_trans(uint32_t to, uint32_t first, uint32_t second) {
 
 /* ---- wgmma: sm_90a ----------------------------------------------------------------------------------------------- */
 
-/* Return the wgmma descriptor of an operand in shared memory with the 128-byte swizzle, which permutes the 16-byte
- * chunks within groups of 8 rows of 128 bytes. K-major (mn_major 0): a row belongs to one index of m or n, and has its
- * elements for 64 indices of k (in 16 bits); the next 8 indices of m or n begin 1024 bytes later. MN-major (mn_major
- * 1): a row belongs to one index of k, and has the elements of 64 indices of m or n; the next 8 indices of k begin 1024
- * bytes later, and the next 64 indices of m or n 8192 bytes later. */
+/* Return the wgmma descriptor of an operand in shared memory. The operand consists of rows of 128 bytes, and the
+ * 128-byte swizzle permutes the 16-byte chunks within each group of 8 rows. If mn_major is 0 (K-major), a row holds the
+ * elements of one index of m or n for 64 consecutive values of k (16-bit elements); the rows of the next 8 indices of m
+ * or n begin 1024 bytes later. If mn_major is 1 (MN-major), a row holds the elements of one value of k for 64
+ * consecutive indices of m or n; the rows of the next 8 values of k begin 1024 bytes later, and the rows of the next 64
+ * indices of m or n begin 8192 bytes later. */
 TE_FN uint64_t te__wgmma_descriptor(uint32_t address, const int mn_major) {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
@@ -212,8 +213,8 @@ TE_FN uint64_t te__wgmma_descriptor_of_low(uint32_t low) { return te__wgmma_desc
     else TE__WGMMA_N("128", 64, "64", "65", "66", type, transpose)
 
 /* A warpgroup computes D[64, 256] (+)= A[64, 16] B[16, 256] of bf16 or f16. a and b are the wgmma descriptors of A and
- * B. If `add` is 1, the product is added to D; if `add` is 0, it overwrites D. A is stored K-major. If mn_major is 1, B
- * is stored as [k, n]; if it is 0, B is stored as [n, k], i.e. K-major. */
+ * B. If `add` is 1, the product is added to D; if `add` is 0, the product overwrites D. A is stored K-major. If
+ * mn_major is 1, B is stored as [k, n]; if it is 0, B is stored as [n, k], i.e. K-major. */
 TE_FN void te__wgmma_n256(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype, const int mn_major) {
     if (dtype == TE_bf16 && !mn_major) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 0");
     else if (dtype == TE_bf16) TE__WGMMA_N256("k16.f32.bf16.bf16", ", 0, 1");
@@ -227,8 +228,8 @@ TE_FN void te__wgmma_n256_mn_major(float d[128], uint64_t a, uint64_t b, int add
     else TE__WGMMA_N256("k16.f32.f16.f16", ", 1, 1");
 }
 /* A warpgroup computes D[64, 256] (+)= A[64, 32] B[256, 32]^T in FP8. a and b are the wgmma descriptors of A and B,
- * which may be e4m3 or e5m2, but not both e5m2. If `add` is 1, the product is added to D; if it is 0, it overwrites
- * D. */
+ * which may be e4m3 or e5m2, but not both e5m2. If `add` is 1, the product is added to D; if `add` is 0, the product
+ * overwrites D. */
 TE_FN void te__wgmma_n256_fp8(float d[128], uint64_t a, uint64_t b, int add, const te_dtype dtype_a,
                               const te_dtype dtype_b) {
     if (dtype_a == TE_e4m3 && dtype_b == TE_e4m3) TE__WGMMA_N256("k32.f32.e4m3.e4m3", "");
@@ -248,7 +249,7 @@ TE_FN void te__wgmma_n(float *d, uint64_t a, uint64_t b, int add, const te_dtype
 }
 TE_FN void te__wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_FN void te__wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/* Wait until at most one committed group of wgmma instructions is pending, which is the last one committed. */
+/* Wait until all committed groups of wgmma instructions have completed, except the group that was committed last. */
 TE_FN void te__wgmma_wait_1(void) { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 /* Wait until no group of wgmma instructions is pending. */
 TE_FN void te__wgmma_wait_0(void) { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
@@ -264,7 +265,7 @@ typedef CUresult (*te__tensor_map_encode_fn)(CUtensorMap *, CUtensorMapDataType,
                                              CUtensorMapFloatOOBfill);
 
 /* Return the driver's function cuTensorMapEncodeTiled, looked up at run time. Returns null if the driver does not have
- * it, or if the device is not of compute capability 9.0. */
+ * this function, or if the device is not of compute capability 9.0. */
 TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     void *f = 0;
     int major = 0, minor = 0;
@@ -279,7 +280,8 @@ TE_API te__tensor_map_encode_fn te__find_tensor_map_encoder(int device) {
     return (te__tensor_map_encode_fn)f;
 }
 
-/* Return the driver's function as te__find_tensor_map_encoder does, but look it up only once for each context. */
+/* Return the driver's function as te__find_tensor_map_encoder does, but look the function up only once for each
+ * context. */
 TE_API te__tensor_map_encode_fn te__tensor_map_encoder(te_context *ctx) {
     if (!ctx->tensor_map_encode_known) {
         ctx->tensor_map_encode = (void (*)(void))te__find_tensor_map_encoder(ctx->device);
@@ -349,28 +351,29 @@ TE_API te_status te__tensor_map_matrix(CUtensorMap *map, te__tensor_map_encode_f
 
 /* ---- kernels compiled for sm_90a --------------------------------------------------------------------------------- */
 
-/* A kernel that needs sm_90a, and the devices for which it is known whether the kernel runs there. Bit d of `runs` is 1
- * if the kernel runs on device d; bit d of `fails` is 1 if it does not, because its code was compiled for another
- * architecture or without inlining. */
+/* A kernel that needs sm_90a, and what is known about the devices on which it runs. Bit d of `runs` is 1 if the kernel
+ * runs on device d; bit d of `fails` is 1 if the kernel does not run on device d, because its code was compiled for
+ * another architecture or without inlining. */
 typedef struct te_sm90_kernel {
     const void *kernel; /* the kernel, or null if there is none */
     uint64_t runs, fails;
 } te_sm90_kernel;
 
-enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory per thread, in bytes. A kernel below the
-                                         * limit is taken to have only spilled registers in local memory; accumulators
+enum { TE_SM90_MAX_SPILL_BYTES = 240 }; /* the limit on a kernel's local memory per thread, in bytes. Below the limit,
+                                         * only spilled registers are assumed to lie in local memory; accumulators there
                                          * would take 256 bytes or more */
 
-/* 1 if this compilation is for sm_90a and with inlining, so that sm_90a kernels run and need no fallback kernel. They
- * do not run if the compilation is for another architecture or without inlining (a debug build, TE_KEEP_CALLS). */
+/* 1 if this compilation is for sm_90a and with inlining, so that sm_90a kernels run and need no fallback kernel. These
+ * kernels do not run if the compilation is for another architecture or without inlining (a debug build,
+ * TE_KEEP_CALLS). */
 #if defined TE_KEEP_CALLS || defined __CUDACC_DEBUG__ || (defined __CUDA_ARCH__ && !defined __CUDA_ARCH_FEAT_SM90_ALL)
 #define TE_SM90_ONLY 0
 #else
 #define TE_SM90_ONLY 1
 #endif
 /* Return whether the device runs code of this kernel that was compiled for sm_90a. Such code has static shared memory,
- * for its barriers; code for another architecture is empty and has no static shared memory. *is becomes the kernel's
- * attributes. */
+ * for its barriers; code for another architecture is empty and has no static shared memory. The function stores the
+ * kernel's attributes in *is. */
 TE_API int te__sm90_kernel_compiled(const te_sm90_kernel *k, struct cudaFuncAttributes *is) {
     const int compiled = k->kernel && cudaFuncGetAttributes(is, k->kernel) == cudaSuccess && is->sharedSizeBytes;
     if (!compiled) (void)cudaGetLastError();

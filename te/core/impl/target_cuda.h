@@ -17,8 +17,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 }
 
 /* Define a kernel `name` with `threads` threads per block. The kernel's one argument is a struct of type `type`. The
- * kernel's body is `...`; in it te_args points to the struct, and te_at is the te_block of the current block. The macro
- * also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
+ * kernel's body is `...`; in the body, te_args points to the struct, and te_at is the te_block of the current block.
+ * The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* Define a kernel as TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an
  * SM. */
@@ -39,16 +39,16 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
                   __VA_ARGS__;                                                                                       \
                   __threadfence())
 /* For a kernel template `name`, define the function name_if<..>(). If the constant `exists` is not 0, the function
- * returns the kernel; otherwise it returns null without instantiating the template. */
+ * returns the kernel; otherwise the function returns null without instantiating the template. */
 #define TE_KERNEL_IF(exists, parameters, name, arguments, type)                                 \
     template <TE__PLAIN parameters> constexpr auto name##_if(void) -> void (*)(type) {          \
         if constexpr ((exists) != 0) return name<TE__PLAIN arguments>;                          \
         else return nullptr;                                                                    \
     }
 #define TE__PLAIN(...) __VA_ARGS__
-/* Define a kernel and its launch function. link, launch_link: a prefix of the definition of the kernel and of that of
- * the launch function, e.g. TE_IF_USED; begin: the function that the kernel calls first; symbol: the expression that
- * names the kernel in the launch. The kernel's second argument te_early_ is te_launch.early. */
+/* Define a kernel and its launch function. link: a prefix of the kernel's definition, e.g. TE_IF_USED; launch_link: a
+ * prefix of the launch function's definition; begin: the function that the kernel calls first; symbol: the expression
+ * that names the kernel in the launch. The kernel's second argument te_early_ is te_launch.early. */
 #define TE__KERNEL_OF(link, launch_link, begin, name, symbol, threads, blocks, type, ...)                            \
     link static __global__ void __launch_bounds__(threads, blocks)                                                   \
         name(const __grid_constant__ type te_arg_, const int te_early_) {                                            \
@@ -96,10 +96,10 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * There are two exceptions. First, a small kernel in the middle of a pass (te_launch.early) triggers first and then
  * waits. Second, attention_sm90_decode.h launches one kernel that decodes and one that merges its partial results, and
  * the merging kernel lets the next kernel start at once. In both cases a kernel may start while several earlier kernels
- * of the same pass still run. This does no harm: before a kernel has waited, it reads only weights, keys and values of
- * earlier passes, and data that te__cache_begin has stored, and the kernels that may still run write none of these.
- * Once a kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited for the
- * kernel before it. */
+ * of the same pass still run. This does no harm: before a kernel has waited, the kernel reads only weights, keys and
+ * values of earlier passes, and data that te__cache_begin has stored, and the kernels that may still run write none of
+ * these. Once a kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited
+ * for the kernel before it. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -69,8 +69,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     }
 
 /* Define a kernel as TE_KERNEL_MEMORY does, compiled once for each te_isa. In the body, te_isa_ is the te_isa of the
- * version, as a constant. Every function that the body calls must be a TE_FN, so that it is compiled for the same
- * instructions. */
+ * version, as a constant. Every function that the body calls must be a TE_FN, so that this function is compiled for the
+ * same instructions. */
 #if TE__DISPATCH
 #define TE__KERNEL_OF_ISA(name, isa, attribute, type, ...)                                          \
     attribute TE__HOST_KERNEL void name(const void *te_arg_, te_block te_at, void *te_memory) {     \
@@ -125,9 +125,8 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_WITH_IF_USED(name, threads, blocks, type, registers_type, shared_type, body) \
     TE_KERNEL_WITH(name, threads, blocks, type, registers_type, shared_type, body)
 
-/* Set *memory to memory with `bytes` bytes for each of `threads` threads, one part behind the other, beginning with
- * thread 0. The context owns the memory, so only the first launch of a kernel that needs more than all kernels before
- * it allocates. */
+/* Set *memory to memory with `bytes` bytes for each of `threads` threads, in the order of the threads. The context owns
+ * the memory and keeps it. Therefore a launch allocates memory only if it needs more than every earlier launch. */
 TE_API te_status te__host_kernel_memory(char **memory, te_context *ctx, size_t bytes, int threads) {
     const size_t all = (size_t)threads * bytes;
     *memory = (char *)ctx->kernel_memory;

@@ -3,7 +3,7 @@
  * and the prototypes of its functions.
  *
  * Macros with the parameters (model, before, op, after, live) are expanded once for each op, by TE_FOR(M, links).
- * `links` is made by TE_LINKS in matcher.h. It has a tuple of these parameters (a link) for each op: the op, its two
+ * TE_LINKS in matcher.h makes `links`, which has a tuple of these parameters (a link) for each op: the op, its two
  * neighbours in the list (before, after), and the next op that also exists in inference (live). TE_FOR needs four
  * helper macros M_A, M_B, M_A_END and M_B_END, which are defined after M.
  */
@@ -46,10 +46,10 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
                                          * rounded */
 #define TE_TAKES_list_square_blocks TE_TOKEN /* the option `square_blocks` of a list under nvfp4, on or off: whether a
                                               * block of the weight is 16 x 16 elements */
-#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list. For FP8 GEMMs it is the format of the weight
-                                        * parameters, f32 or the list's dtype. For weights in few bits
-                                        * (te_use_quantized) it is the name of a block format, or `quantized` for any
-                                        * block format */
+#define TE_TAKES_list_weights TE_TOKEN /* the option `weights` of a list. For FP8 GEMMs the option is the format of the
+                                        * weight parameters, f32 or the list's dtype. For weights in few bits
+                                        * (te_use_quantized) the option is the name of a block format, or `quantized`
+                                        * for any block format */
 /* TE__QUANTIZED_OPS_OF is the table of functions for quantized weights, if the list has such weights (`takes` is 1);
  * here it is null. TE__HAS_QUANTIZED_OPS is 1 if the program includes these functions. te/fuse/quantized_weights.h
  * redefines both macros. */
@@ -89,7 +89,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
  * forward and backward has.
  *     passes      training (forward, backward and inference) or inference (only inference, inference.h)
  *     of          the list's dtype and options, as TE_LIST_OF returns them
- *     cut, marks  the list with its recompute marks, and the links of that list (TE__MARKED in sequential.h) */
+ *     cut         the list with its recompute marks (TE__MARKED in sequential.h)
+ *     marks       the links of this list, i.e. what TE_LINKS returns for it; empty if the list has no marks */
 #define TE__DECLARE(...)      TE__DECLARE1(fixed, training, __VA_ARGS__)
 #define TE__DECLARE_DIMS(...) TE__DECLARE1(dims, training, __VA_ARGS__)
 #define TE__DECLARE1(widths, passes, link, fwd, bwd, name, dtype, cut, marks, ...)                              \
@@ -189,9 +190,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
     link te_status name##_backward(te_tensor dx, te_tensor dy, const name##_saved *saved, const name *m,           \
         const te_batch *b, te_context *ctx);
 
-/* Find the width of x, for a list without the option `width`. It is the input width of the first op whose family states
- * an input width (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ? width :`, of a
- * conditional expression. */
+/* Find the width of x, for a list without the option `width`. The width of x is the input width of the first op whose
+ * family states an input width (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ?
+ * width :`, of a conditional expression. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A
@@ -199,9 +200,9 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__FIRST_WIDTH_B_END
 
 /* For each op, the enumerators for the op's index and for the widths of its input and output. A fork has one more
- * enumerator, for the width of its value. The enumerator of the index has no initialiser, so it is the preceding
- * enumerator plus one. Therefore the last enumerator of each op (.._behind) repeats the op's index, so that the next op
- * gets the next index. */
+ * enumerator, for the width of its value. The enumerator of the index has no initialiser, so the compiler gives the
+ * index the value of the preceding enumerator plus one. Therefore the last enumerator of each op (.._behind) repeats
+ * the op's index, so that the next op gets the next index. */
 #define TE__WIDTHS(model, before, op, after, live)                                               \
     TE_ID(model, op), TE_WIDTH_IN(model, op) = TE_WIDTH_OUT(model, before),                      \
     TE_WIDTH_OUT(model, op) = TE__PRODUCED(width, model, op),                                       \
@@ -259,7 +260,7 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
      : (produces) == (int)TE_PRODUCES_residual || (wants) == (int)TE_PRODUCES_residual ? (int)model##_residual_dtype \
      : (int)model##_dtype)
 #define TE_WANTS_end(op) (TE_PRODUCES_same) /* the pseudo-op (end, ~) behind the last op wants the format that the last
-                                             * op produces; but the list's option `out` may state another one */
+                                             * op produces; but the list's option `out` may state another format */
 #define TE__FORMATS_A(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_B
 #define TE__FORMATS_B(...) TE__FORMATS(__VA_ARGS__) TE__FORMATS_A
 #define TE__FORMATS_A_END
@@ -294,8 +295,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
 #define TE__LAST_DTYPE_B_END
 
 /* The static_asserts for each op of a list. They check the op's position in the list, its rows, its options, and the
- * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. TE_NAME_CHECKS has
- * checked names and widths before. */
+ * layout that its input has over the ranks. TE_CHECK adds the checks that the op's family defines. TE_NAME_CHECKS,
+ * which is expanded earlier, has already checked names and widths. */
 #define TE__CHECKS(model, before, op, after, live)                                                                     \
     static_assert(!(TE_IF_END(after, 1, 0) && (TE_FLAGS(op) & TE_IS_FORK)),                                            \
         "te: " #model ": " TE_CALLED(op) " must not end the list");                                                    \

@@ -132,7 +132,7 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
     TE_IF_MARKED(TE_JOIN1(TE__IS_SHARED_, suffix), TE_NOTHING, TE_JOIN1(TE__KERNELS_OF_, op_class)) \
     (name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__IS_SHARED_shared , /* the suffix `shared` marks an inference step whose ops are also one step of forward;
-                                * this step uses forward's kernels */
+                                * the inference step then uses the kernels of the forward step */
 #define TE__KERNELS_A(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_B
 #define TE__KERNELS_B(...) TE__KERNELS(__VA_ARGS__) TE__KERNELS_A
 #define TE__KERNELS_A_END
@@ -149,8 +149,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
 #define TE__KERNELS_OF_gated TE__KERNELS_OF_map
 #define TE__KERNELS_OF_norm TE__KERNELS_OF_map
 /* Defines the kernels of a step that begins with a GEMM. If other ops follow the GEMM, a pointwise kernel computes
- * them. Other macros handle three cases: in forward, a rope behind the GEMM, and a custom op whose pattern contains a
- * linear; in backward, a fork behind the GEMM. */
+ * them. Three cases are left to other macros: a rope behind the GEMM (forward), a custom op whose pattern contains a
+ * linear (forward), and a fork behind the GEMM (backward). */
 #define TE__KERNELS_OF_gemm(name, widths, model, dtype, pass, ...) \
     enum { name##_recipe = (int)TE_RECIPE(model, TE_FIRST_OP(__VA_ARGS__)), TE__RECIPE_FACTS(name, model, pass) }; \
     TE__IF_ALONE(TE__GEMM_ALONE, TE__GEMM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
@@ -183,8 +183,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
                   "te: " #model ": in backward a pattern that begins with a linear and a fork has no other op"); \
     TE__GEMM_ALONE(name, widths, model, dtype, pass, ~)
 /* Defines the kernels of a step that begins with a custom op: the op alone, or one of the patterns at the beginning of
- * this file. A family for which TE_TAKES_LINEAR_<family> is #defined as a comma has a backward pattern of the op and
- * the linear that precedes it in the list. */
+ * this file. A family for which TE_TAKES_LINEAR_<family> is #defined as a comma has a backward pattern of the op and of
+ * the linear that precedes the op in the list. */
 #define TE__KERNELS_OF_custom(name, widths, model, dtype, pass, ...) \
     TE__IF_ALONE(TE__CUSTOM_ALONE, TE__CUSTOM_PATTERN, __VA_ARGS__)(name, widths, model, dtype, pass, __VA_ARGS__)
 #define TE__CUSTOM_ALONE(name, widths, model, dtype, pass, op) \
@@ -198,7 +198,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
                   "te: " #name ": in backward this pattern has a linear, and no other op");        \
     TE__CUSTOM_IN_PATTERN(name, widths, model, dtype, pass, op)
 /* Expands the macro family##_##pass(...), which defines a custom op's kernels. `family` is TE_CUSTOM_<family> for a
- * single op; for a pattern it is TE_CUSTOM_PATTERN_<family>, TE_CUSTOM_PAIR_<a>_<b> or TE_CUSTOM_AROUND_<a>_<b>. */
+ * single op; for a pattern, `family` is TE_CUSTOM_PATTERN_<family>, TE_CUSTOM_PAIR_<a>_<b> or
+ * TE_CUSTOM_AROUND_<a>_<b>. */
 #define TE__CUSTOM(family, pass, ...) TE__CUSTOM2(family, pass, __VA_ARGS__)
 #define TE__CUSTOM2(family, pass, ...) family##_##pass(__VA_ARGS__)
 

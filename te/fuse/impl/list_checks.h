@@ -18,9 +18,9 @@
 
 /* ---- names and widths -------------------------------------------------------------------------------------------- */
 
-/* TE_NAME_CHECKS(widths, model, of, links) is expanded before everything else that a list declares. It checks that the
- * ops have different names, that a fork stands before the ops that use it, and that each op takes the width which the
- * op before it produces. Only the first mistake is reported, with the names of the list and of the op.
+/* TE_NAME_CHECKS(widths, model, of, links) is expanded before everything else that a list declares. The macro checks
+ * that the ops have different names, that a fork stands before the ops that use it, and that each op takes the width
+ * which the op before it produces. Only the first mistake is reported, with the names of the list and of the op.
  *
  * The checks are static_asserts in a function that is never called. Each op opens a nested block with enumerators of
  * its own, because an inner block may declare a name anew, which at file scope would be an error:
@@ -31,9 +31,9 @@
  *                           is declared as a char. The block of the op that has the name declares the name anew as an
  *                           enumerator, whose size is that of an int. Therefore sizeof(name) is 1 as long as no op
  *                           has the name. A fork's enumerator is the width of its value.
- * The first mistake ends the compilation where the compiler has a way to do so: in clang it is a warning with a custom
- * text (diagnose_if), which a pragma makes fatal; in g++ the recursion of a template gets too deep. gcc and nvcc
- * continue, and may report further errors that follow from the mistake. */
+ * In clang and g++ the first mistake ends the compilation: in clang by a warning with a custom text (diagnose_if),
+ * which a pragma makes fatal; in g++ by a template whose recursion gets too deep. gcc and nvcc continue, and may report
+ * further errors that follow from the mistake. */
 #define TE_NAME_CHECKS(widths, model, of, links)                                                                \
     TE_FOR(TE__NAMES, links) TE__STOP_BEGIN                                                                     \
     TE_UNUSED static void te_names_of_##model(void) {                                                           \
@@ -127,8 +127,8 @@
 #define TE__CHOOSE(which, yes, no) __builtin_choose_expr(which, yes, no)
 #endif
 /* TE__STOP_ASSERT(cond, text) is a static_assert within a function; in clang its failure ends the compilation.
- * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS, neither of them ends
- * the compilation. */
+ * TE__STOP_UNLESS(ok) ends the compilation in g++ if the constant `ok` is 0. With -DTE_ALL_ERRORS, neither of the two
+ * macros ends the compilation. */
 #if defined __clang__ && !defined TE_ALL_ERRORS
 #define TE__STOP_BEGIN                                                                                    \
     _Pragma("clang diagnostic push") _Pragma("clang diagnostic ignored \"-Wgcc-compat\"")                  \
@@ -271,8 +271,8 @@ template <int depth> struct te__end_of_compilation<true, depth> { enum { value =
             (int)TE_JOIN4(, model, fork, TE_FORK_OF(op), inside) == (int)TE__RECOMPUTE_OF(model, op, inside),          \
                   "te: " TE_STRING(model) ": (fork, " TE_STRING(TE_FORK_OF(op)) ") stands in a (recompute, ..), "      \
                       TE_CALLED(op) " behind it; begin the region with the fork, or take both in");
-/* Check a combine and its router: the choices of a router in a recompute region are in memory only while the region is
- * open. */
+/* Check a combine and its router. The choices of a router that is in a recompute region are in memory only while the
+ * region is open, so the combine must be in the same region. */
 #define TE_RECOMPUTE_CHECKED_combine ,
 #define TE__RECOMPUTE_CHECK_combine(model, op)                                                                         \
     static_assert((int)TE_JOIN4(, model, router, TE_FORK_OF(op), inside) == 0 ||                                       \

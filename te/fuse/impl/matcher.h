@@ -31,10 +31,10 @@
 
 /* ---- lists ---------------------------------------------------------------------------------------------------- */
 
-/* A macro cannot expand itself. A recursive macro M is therefore written as follows: in place of itself it leaves M_
- * TE_PARENS, and M_() is #defined as M. Each time TE_EVAL scans the text, M_ TE_PARENS becomes M and expands once more.
- * TE_EVAL scans the text more than 127 times. This suffices, because recursion over a list needs one scan for each op,
- * and a list has at most 96 ops (TE_MAX_OPS). */
+/* A macro cannot expand itself. A recursive macro M is therefore written as follows: where M would call itself, it
+ * leaves the text M_ TE_PARENS instead, and M_() is #defined as M. Each time TE_EVAL scans the text, M_ TE_PARENS
+ * becomes M and expands once more. TE_EVAL scans the text more than 127 times. This suffices, because recursion over a
+ * list needs one scan for each op, and a list has at most 96 ops (TE_MAX_OPS). */
 #define TE_EVAL(...)  TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(TE_EVAL3(__VA_ARGS__))))))
 #define TE_EVAL3(...) TE_EVAL2(TE_EVAL2(TE_EVAL2(TE_EVAL2(__VA_ARGS__))))
 #define TE_EVAL2(...) TE_EVAL1(TE_EVAL1(TE_EVAL1(TE_EVAL1(__VA_ARGS__))))
@@ -90,8 +90,8 @@
  * forward's step that inference also has, i.e. all but training ops (dropout) and marks. They compare this number,
  * `live`, with the number of ops in inference's step. There are three cases:
  *     live is 0              skip forward's step (TE_PAIR_SKIP)
- *     the numbers are equal  so are the ops, since both steps begin at the same op. Take inference's step; it gets
- *                            `shared` if forward's step has no training ops, else ctx (TE_PAIR_TAKE)
+ *     the numbers are equal  both steps have the same ops, since both begin at the same op. Take inference's step, with
+ *                            `shared` if forward's step has no training ops, else with ctx (TE_PAIR_TAKE)
  *     the numbers differ     this step of inference and all later ones get ctx; forward is ignored (TE_PAIR_PART)
  * Parameters of the macros:
  *     x, s        ctx and shared
@@ -127,8 +127,8 @@
 #define TE_TAKEN6(a, b, c, d, e, f, ...) (a, b, c, d, e, f), (__VA_ARGS__)
 #define TE_TAKEN7(a, b, c, d, e, f, g, ...) (a, b, c, d, e, f, g), (__VA_ARGS__)
 #define TE_TAKEN8(a, b, c, d, e, f, g, h, ...) (a, b, c, d, e, f, g, h), (__VA_ARGS__)
-/* TE_LIVE_COUNT(ops...) expands to the number of these ops that also exist in inference. Training ops and marks do not
- * exist in inference. */
+/* TE_LIVE_COUNT(ops...) expands to the number of these ops that also exist in inference. Training ops (dropout) and
+ * recompute marks do not exist in inference. */
 #define TE_LIVE_COUNT(...) TE_BY_OP_COUNT(TE_EACH_OP(TE_LIVE_MARK, ~, __VA_ARGS__) 8, 7, 6, 5, 4, 3, 2, 1, 0, ~)
 #define TE_LIVE_MARK(x, i, op) \
     TE_IF_MARKED(TE_JOIN1(TE_TRAINING_, TE_KIND(op)), TE_NOTHING, \
@@ -164,9 +164,9 @@
 #define TE_REVERSE_() TE_REVERSE1
 #define TE_REVERSED(in, ...)  __VA_ARGS__
 
-/* TE_INFERRED(ops...) expands to those ops that exist in inference, i.e. without training ops. Training ops are those
- * of a kind for which TE_TRAINING_<kind> is #defined as a comma. TE_UNMARKED(ops...) expands to the ops without the
- * marks of recompute regions. Marks are those of a kind for which TE_IS_MARK_<kind> is #defined as a comma. */
+/* TE_INFERRED(ops...) expands to those ops that exist in inference, i.e. without training ops. An op is a training op
+ * if TE_TRAINING_<kind> is #defined as a comma for its kind. TE_UNMARKED(ops...) expands to the ops without the marks
+ * of recompute regions. An op is a mark if TE_IS_MARK_<kind> is #defined as a comma for its kind. */
 #define TE_TRAINING_dropout ,
 #define TE_INFERRED(...)        TE_WITHOUT(TE_TRAINING_, __VA_ARGS__, TE_ENDS)
 #define TE_UNMARKED(...)        TE_WITHOUT(TE_IS_MARK_, __VA_ARGS__, TE_ENDS)
@@ -187,8 +187,8 @@
 #define TE_IF_TAKE_NO(a, yes, no) no
 #define TE_IF_EMPTY(x, yes, no) TE_IF_MARKED(TE_COMMA x (), yes, no)
 
-/* TE_SPECIAL(arguments...) expands to the sequence of those arguments that are marks, ops of an unknown kind, or not
- * ops. An argument that is not an op becomes (none, ~). The sequence is empty if all arguments are ops of known
+/* TE_SPECIAL(arguments...) expands to the sequence of those arguments that are recompute marks, ops of an unknown kind,
+ * or not ops. An argument that is not an op becomes (none, ~). The sequence is empty if all arguments are ops of known
  * kinds. */
 #define TE_SPECIAL(...)        TE_SPECIAL_(__VA_ARGS__, TE_ENDS)
 #define TE_SPECIAL_(...)       TE_EVAL(TE_KNOW(__VA_ARGS__))

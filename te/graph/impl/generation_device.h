@@ -2,8 +2,8 @@
  * that a step uses, the kernels that run before and after the models, and the function that enqueues a step, which a
  * graph can capture.
  *
- * Row i of te_sampling and of all arrays belongs to sequence i of the generation, which is sequence i of the cache. A
- * batch consists of sequence 0 to the highest sequence that runs; sequences in between that do not run are padding. A
+ * Row i of te_sampling and of all arrays belongs to sequence i of the te_generation, which is sequence i of the cache.
+ * A batch consists of sequence 0 to the highest sequence that runs; sequences in between that do not run are padding. A
  * step is:
  *     copy       copies the block of inputs from the host
  *     begin      sets the batch's tokens (a prompt's tokens come from the host, a token to decode comes from the last
@@ -30,7 +30,7 @@ enum {
     /* the number of bytes of the history that one block of the kernel te__generation_fork copies */
     TE__GENERATION_FORK = TE_CUDA ? 1 << 14 : 1 << 20
 };
-/* The bits of te__generation_input.flags, which say for each sequence what the step does with it. */
+/* The bits of te__generation_input.flags, which say for each sequence what the step does with the sequence. */
 enum {
     TE__GENERATION_TAKES = 1,   /* the sequence has rows in the batch */
     /* the sequence has one row in the batch; the device has chosen the token of this row in an earlier step */
@@ -79,7 +79,8 @@ typedef struct te__generation_result {
     char *memory;
     size_t bytes;
 } te__generation_result;
-/* The arrays of a generation that stay on the device. Each array is [sequences], unless its comment says otherwise. */
+/* The arrays of a te_generation (te/generation.h) that stay on the device. Each array is [sequences], unless its
+ * comment says otherwise. */
 typedef struct te__generation_state {
     uint64_t *counter;
     int32_t *last_token, *ended;
@@ -129,7 +130,8 @@ TE_API void te__generation_place_result(te__generation_result *r, char *memory, 
     r->bytes = at;
 }
 
-/* The part of a generation that concerns the device: sizes, memory, and arguments of the kernels. */
+/* The part of a te_generation (te/generation.h) that concerns the device: sizes, memory, and arguments of the
+ * kernels. */
 typedef struct te__generation_device {
     te_model *const *models;
     int count;
@@ -237,8 +239,8 @@ TE_FN void te__generation_end_body(const te__generation_args *a, te_block b) {
     const int flags = a->in.flags[i], token = s->sampled[i], runs = s->slot[i] != TE_CACHE_PADDING;
     const int accepted = runs && a->past[i] == a->in.past[i], emits = accepted && flags & TE__GENERATION_EMITS;
     int code = TE__GENERATION_NOTHING;
-    /* The sequence has no new token, but the op sample has advanced its random state and counted a token. Undo both
-     * changes. */
+    /* The sequence has no new token, but the op sample has advanced the random state of the sequence and counted a
+     * token. Undo both changes. */
     if (!emits) {
         s->counter[i]--;
         if (s->history && token >= 0) s->history[(int64_t)i * a->vocabulary + token]--;

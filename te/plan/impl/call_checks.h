@@ -1,6 +1,7 @@
-/* call_checks.h -- the checks that a call makes before it enqueues any work: checks of the batch, checks of the
- * caller's tensors, and a check that no memory which the call writes overlaps other memory of the call. The header also
- * has the functions that return the values of forks (values that later ops use again) and of extra inputs.
+/* call_checks.h -- the checks that a call of forward, inference or backward makes before it enqueues any work: checks
+ * of the batch, checks of the caller's tensors, and a check that no memory which the call writes overlaps other memory
+ * of the call. The header also has the functions that return the values of forks (values that later ops use again) and
+ * of extra inputs.
  */
 #ifndef TE_CALL_CHECKS_H
 #define TE_CALL_CHECKS_H
@@ -11,7 +12,7 @@
 /* ---- the batch --------------------------------------------------------------------------------------------------- */
 
 /* Check the members of te_batch that describe packed sequences of different lengths (core/tensor.h). cu_seqlens lies in
- * target memory (host or device), so its values can be checked only if the target is the host. */
+ * target memory (host or device), so the values of cu_seqlens can be checked only if the target is the host. */
 TE_API te_status te__check_sequences(const te_batch *b, const char *name, te_context *ctx) {
     const int64_t rows = (int64_t)b->batch * b->seq * (b->context ? te_cp_group(ctx)->size : 1);
     if (!b->sequences && !b->max_seqlen && !b->cu_seqlens) return TE_OK;
@@ -52,7 +53,8 @@ TE_API te_status te__check_memory(const te_batch *b, const char *name, te_contex
     return TE_OK;
 }
 
-/* Check a batch whose sequences are split over the ranks of the context group (te_batch.context). */
+/* Check a batch whose sequences are split over the ranks of the context group (context parallelism,
+ * te_batch.context). */
 TE_API te_status te__check_cp_batch(const te_plan *plan, const te_batch *b, te_context *ctx) {
     const char *name = plan->name;
     const te_group *g = te_cp_group(ctx);
@@ -131,9 +133,9 @@ TE_API te_status te__check_tensor(const char *model, const char *name, te_tensor
     return TE_OK;
 }
 
-/* Set *found to the entry of te_batch.edges that has the name of `op`, an (input, name) or (output, name). Returns an
- * error if te_batch.edges has no such entry. During a dry run that only measures sizes there is no batch, and *found
- * becomes null. */
+/* `op` is an extra input or output of the list: (input, name) or (output, name). Set *found to the entry of
+ * te_batch.edges with the same name, which has the caller's tensors. Return an error if there is no such entry. A dry
+ * run that only measures sizes has no batch; *found then becomes null. */
 TE_API te_status te__find_edge(const te_edge **found, const te_run *r, const te_op *op) {
     *found = te__edge_named(r, op->name);
     if (!r->batch) return TE_OK;
@@ -182,16 +184,16 @@ TE_API te_status te__fork_value(te_value *v, const te_run *r, const te_op *op) {
 /* Memory that a call writes must not overlap other memory that the call reads or writes.
  *
  * Forward and inference write y, te_saved.memory, the workspace and the values of extra outputs. Backward writes dx,
- * the gradients of the parameters, the workspace and the gradients of extra inputs. A call returns an error if one of
- * these overlaps another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. The one exception
- * is a call in place: in inference y may be x itself, and in backward dx may be dy itself, with the same address,
- * shape, stride and format. If the rows of a tensor have a stride, the elements between the rows do not belong to the
- * tensor, so x and y may be different columns of one matrix.
+ * the gradients of the parameters, the workspace and the gradients of extra inputs. A call returns an error if memory
+ * that it writes overlaps another tensor of the call, the parameters, tokens, labels, positions or cu_seqlens. The one
+ * exception is a call in place: in inference y may be x itself, and in backward dx may be dy itself, with the same
+ * address, shape, stride and format. If the rows of a tensor have a stride, the elements between the rows do not belong
+ * to the tensor, so x and y may be different columns of one matrix.
  *
- * The last step of a call in place must not read memory that it overwrites, unless it works element by element or row
- * by row. Therefore a list cannot run in place if it ends in a cross_attention, or if its only step works neither
- * element by element nor row by row (a linear, attention or rope alone). If the rows have a stride, every list can run
- * in place, because the steps work on dense copies of the tensors.
+ * The last step of a call in place must not read memory that it overwrites, unless this step works element by element
+ * or row by row. Therefore a list cannot run in place if it ends in a cross_attention, or if the only step of the list
+ * works neither element by element nor row by row (a linear, attention or rope alone). If the rows have a stride, every
+ * list can run in place, because the steps work on dense copies of the tensors.
  *
  * Two tensors that are only read may overlap. But if backward reads the forward's x or y, or writes the forward's y
  * (te_saved.loss_in_backward), then dy and dx must not overlap that x or y. */
@@ -216,8 +218,8 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Return whether the pass may run in place, that is, whether its last step may store the result `to` in the memory of
- * `from`, the value that the first step reads. The pass may run in place if its last step works element by element or
+/* Return whether the pass may run in place, that is, whether the last step may store the result `to` in the memory of
+ * `from`, the value that the first step reads. The pass may run in place if the last step works element by element or
  * row by row, or does not read `from`. */
 TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const te_plan *p = r->plan;
@@ -237,8 +239,9 @@ TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
 /* Return whether backward may read the value of the fork that `op` uses. Backward reads this value for every op that
  * uses a fork except add, because the gradients of an add do not depend on the fork's value. */
 TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
-/* Return whether backward reads the forward's x. Backward does so if the first op of the list (not counting forks)
- * saves its input or is recomputed, or if an op later in the list uses a fork of x. */
+/* Return whether backward reads the forward's x. Backward reads x if the first op that is no fork saves its input or
+ * lies in a recompute region, because this input is x. Backward also reads x if an op uses the value of a fork at the
+ * beginning of the list, because this value is x. */
 TE_API int te__reads_x(const te_plan *p) {
     int i = 0;
     while (i + 1 < p->op_count && (p->op[i].flags & TE_IS_FORK)) i++;
@@ -254,14 +257,14 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Some parameters and gradients lie outside the instance's two buffers: those of a tied parameter, a weight in a mapped
- * file, and a weight in FP8. Return an error if the memory region *to overlaps one of these. */
+/* Outside the instance's two buffers lie a tied parameter and its gradient, a weight in a mapped file, and a weight in
+ * FP8. Return an error if the memory region *to overlaps such memory. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
     if (!to->written && all->run->pass != TE_BACKWARD) return TE_OK; /* a region that is only read may overlap
-                                                                      * parameters; but in backward it must not overlap
-                                                                      * a gradient, because backward writes the
+                                                                      * parameters; but in backward the region must not
+                                                                      * overlap a gradient, because backward writes the
                                                                       * gradients */
     for (int i = 0; i < m->plan->op_count; i++)
         for (int k = 0; k < m->plan->op[i].params; k++, p++) {
@@ -288,9 +291,9 @@ TE_API te_status te__region_check_params(const te__regions *all, const te__regio
         }
     return TE_OK;
 }
-/* Return whether two regions have no byte in common. If both regions have the same row stride, they are apart if their
- * rows are apart within one stride. A region without a stride is also apart from a region with a stride if it lies
- * between two rows of that region. */
+/* Return whether two regions have no byte in common. Regions with the same row stride may be different columns of one
+ * matrix, and then have no byte in common. A region without a stride may lie in the gap between two rows of a region
+ * with a stride. */
 TE_API int te__regions_apart(const te__region *a, const te__region *b) {
     const uintptr_t x = (uintptr_t)a->begin, y = (uintptr_t)b->begin;
     if (x + a->bytes <= y || y + b->bytes <= x) return 1;
@@ -299,8 +302,8 @@ TE_API int te__regions_apart(const te__region *a, const te__region *b) {
     const uintptr_t from = x <= y ? (y - x) % stride : (stride - (x - y) % stride) % stride; /* from a's row to b's */
     return from >= a->row && from + b->row <= stride;
 }
-/* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps one
- * that is already in the table and this overlap is not permitted. */
+/* Add a region of memory to the table of regions that a call accesses. Returns an error if the new region overlaps a
+ * region of the table and this overlap is not permitted. */
 TE_API te_status te__region_put(te__regions *all, te__region to) {
     if (!to.begin || !to.bytes) return TE_OK;
     TE_TRY(te__region_check_params(all, &to));
@@ -323,7 +326,7 @@ TE_API te_status te__region_add(te__regions *all, const char *name, const void *
     to.written = written, to.end = end;
     return te__region_put(all, to);
 }
-/* Add one of the caller's tensors, whose rows may have a stride. */
+/* Add a tensor of the caller to the table of regions. The rows of the tensor may have a stride. */
 TE_API te_status te__region_add_tensor(te__regions *all, const char *name, te_tensor t, int written, int end) {
     const size_t size = te_dtype_bytes(t.dtype), row = (size_t)t.cols * size;
     te__region to;
@@ -352,7 +355,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
     for (int i = 0; i < r->batch->edge_count; i++) {
         const te_edge *e = &r->batch->edges[i];
         const int kind = te__edge_kind(r->plan, e->name);
-        if (!kind) continue; /* the edge belongs to another list that uses the same batch */
+        if (!kind) continue; /* this entry of te_batch.edges belongs to another list that uses the same batch */
         for (int k = 0; k < i; k++)
             TE_REQUIRE(!r->batch->edges[k].name || strcmp(r->batch->edges[k].name, e->name), r->ctx, TE_ERROR_VALUE,
                        "%s: the batch has the edge %s twice", r->plan->name, e->name);
@@ -370,7 +373,8 @@ TE_API te_status te__regions_edges(te__regions *all) {
         const te_tensor t = r->pass == TE_BACKWARD ? e->grad : e->value;
         const int written = (r->pass == TE_BACKWARD) != (kind == TE_IS_OUTPUT);
         /* If the table is full, remove the extra inputs and outputs that are in the table, to make space. The later
-         * extra inputs and outputs are then still compared with all other regions, but not with the removed ones. */
+         * extra inputs and outputs are then still compared with all other regions, but not with the removed extra
+         * inputs and outputs. */
         if (all->count == TE__MAX_REGIONS) all->count = before;
         TE_TRY(te__region_add(all, e->name, t.data,
                               (size_t)(t.rows * t.cols) * te_dtype_bytes(t.dtype), written, 0));

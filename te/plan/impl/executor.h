@@ -64,8 +64,8 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
 /* ---- recompute regions ------------------------------------------------------------------------------------------- */
 
 /* A recompute region consists of the ops between the two marks of te/ops/recompute.h. The values that these ops save,
- * except those of the last op, are stored in the workspace, and only while the region is open. Forward opens a region
- * while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
+ * except the values of the last op, are stored in the workspace, and only while the region is open. Forward opens a
+ * region while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
  * region's forward steps once more. */
 
 /* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps always
@@ -86,14 +86,14 @@ TE_API void te__recompute_close(te_run *r, int k) {
     (void)te__place(r, 0, 0, r->plan->region[k].first, r->plan->region[k].last, -1);
     te__set_root(r, &r->region[k], te__no_value());
 }
-/* Close all open recompute regions. At the end of backward a region is still open if the backward stop lies inside
- * it. */
+/* Close all open recompute regions. At the end of backward a region is still open if the backward stop, the op at which
+ * backward ends, lies inside this region. */
 TE_API void te__recompute_close_all(te_run *r) {
     for (int k = 0; k < r->plan->region_count; k++)
         if (r->region[k].data) te__recompute_close(r, k);
 }
-/* Set [*from, *to) to the forward steps that backward runs again for recompute region k: from the region's first step
- * up to the last step whose ops save a value in the region's memory. */
+/* Set *from and *to to the range [*from, *to) of forward steps that backward runs a second time for recompute region k:
+ * from the region's first step up to the last step with an op that saves a value in the region's memory. */
 TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
     const te_plan *plan = r->plan;
     int i = 0;
@@ -104,8 +104,8 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
 }
 /* In backward: open region k, and compute the values in it by running the region's forward steps on a copy of *r, in
  * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed, because
- * forward has saved it. The step of the last op may have to run nevertheless, for the other ops of this step; then the
- * output of the last op goes to the workspace, and its row statistics are not stored. */
+ * forward has saved this output. If the step that contains the last op must run nevertheless, because of its other ops,
+ * the step stores the last op's output in the workspace, and does not store row statistics of this output. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -124,8 +124,8 @@ TE_API te_status te__recompute_run(te_run *r, int k) {
     memcpy(r->saved_transposed, forward.saved_transposed, sizeof r->saved_transposed);
     return TE_OK;
 }
-/* Open all recompute regions that contain an op of the step; called before each step. A forward step lies either
- * entirely in one region or outside of all regions; a backward step may have ops of several regions. */
+/* Open all recompute regions that contain an op of the step. The function is called before each step. A forward step
+ * lies either entirely in one region or outside of all regions; a backward step may have ops of several regions. */
 TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && !r->region[k].data; j++)
@@ -133,8 +133,8 @@ TE_API te_status te__recompute_enter(te_run *r, const te_step *step) {
                 TE_TRY(r->pass == TE_FORWARD ? te__recompute_open(r, k) : te__recompute_run(r, k));
     return TE_OK;
 }
-/* Close the recompute regions that the step has completed; called after each step. In forward, a region is complete
- * after the step with the region's last op; in backward, after the step with the region's first op. */
+/* Close the recompute regions that the step has completed. The function is called after each step. In forward, a region
+ * is complete after the step with the region's last op; in backward, after the step with the region's first op. */
 TE_API void te__recompute_leave(te_run *r, const te_step *step) {
     for (int k = 0; r->pass != TE_INFER && k < r->plan->region_count; k++)
         for (int j = 0; j < step->count && r->region[k].data; j++)
@@ -144,9 +144,9 @@ TE_API void te__recompute_leave(te_run *r, const te_step *step) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. If
- * `next` is a step, which is about to run, do this only if the step has an op that draws random numbers. If `next` is
- * null, at the end of the pass, do this in any case. */
+/* Advance the random state by a separate kernel, unless a pointwise kernel of the pass has already advanced it. `next`
+ * is the step that is about to run, or null at the end of the pass. The kernel is launched if this step has an op that
+ * draws random numbers, or if `next` is null. */
 TE_IF_USED TE_API te_status te__take_random_state(te_run *r, const te_step *next) {
     int draws = !next;
     for (int j = 0; next && j < next->count; j++) draws |= r->plan->op[next->op[j]].flags & TE_DRAWS;
@@ -203,9 +203,10 @@ TE_API int te__draws(const te_plan *p) {
     return draws;
 }
 
-/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored it there. There are two such
- * cases. Either the ops of the last step do not change the value, so that the step stores nothing (a fork; in backward
- * also `positions`); or y has another number format than the one in which the last op stores its result. */
+/* Copy the result of the pass to y (in backward, to dx) if the last step has not stored the result in y (or dx). The
+ * last step has not stored the result in y in two cases. In the first case, the ops of the last step do not change the
+ * value, so that the step stores nothing (a fork; in backward also `positions`). In the second case, the number format
+ * of y differs from the format in which the last op stores its result. */
 TE_API te_status te__deliver(te_run *r) {
     const te_value to = r->pass == TE_BACKWARD ? r->dx : r->y;
     if (!to.data || !r->current.data || r->current.data == to.data) return TE_OK;
@@ -240,9 +241,10 @@ TE_API te_status te__dry_run(te_run *r, te_value now) {
                r->copies_bytes ? ", with te_plan_strided_bytes for tensors with a stride" : "", all);
     return TE_OK;
 }
-/* For caller's tensors whose rows have a stride: te__copy_operands copies the tensors that the pass reads to their
- * dense copies, before the first step; te__copy_results copies the tensors that the pass has written from their dense
- * copies, after the last step. Backward may also read the forward's x and y, and may write the forward's y. */
+/* If the rows of the caller's tensors have a stride, the steps work on dense copies of these tensors. Before the first
+ * step, te__copy_operands fills the dense copies of the tensors that the pass reads. After the last step,
+ * te__copy_results copies the results of the pass from the dense copies to the caller's tensors. Backward may also read
+ * the forward's x and y, and may write the forward's y. */
 TE_API te_status te__copy_operands(te_run *r) {
     const int back = r->pass == TE_BACKWARD;
     if (!r->copies_bytes) return TE_OK;
@@ -257,7 +259,7 @@ TE_API te_status te__copy_results(te_run *r) {
     return te__copy_strided(r, TE__CALLER_dx, 1);
 }
 /* Make the dry run, then run the pass. The random state is advanced only in the second run, so a call that returns an
- * error does not advance it. */
+ * error does not advance the random state. */
 TE_API te_status te__execute(te_run *r, te_value now, const te_model *m, const te_saved *saved) {
     te_context *ctx = r->ctx;
     r->pass_input = now.data;
@@ -290,8 +292,8 @@ TE_API void te__begin_batch(te_run *r, const te_plan *plan, te_pass pass, const 
     if (te__has_memory(plan)) r->memory = (int64_t)b->batch * b->memory_seq;
     te__take_params(r, m);
     te__set_recipe_use(r, TE_USE_as_bound);
-    if (m->shards) r->watch = m->watch; /* forward also needs the listener, because with a listener collectives run on a
-                                         * second stream */
+    if (m->shards) r->watch = m->watch; /* forward also needs the listener (te_watch), because collectives run on a
+                                         * second stream if there is a listener */
 }
 
 /* Check the arguments of a forward or an inference call, and initialise *r for it. */
@@ -356,8 +358,8 @@ TE_API te_status te_plan_forward(te_tensor y, te_saved *saved, te_tensor x, cons
     return TE_OK;
 }
 
-/* Return an error if no forward has filled *saved, or if the forward that filled it had another batch, other dims or
- * another recipe. */
+/* Return an error if no forward has filled *saved, or if the forward that filled *saved had another batch, other dims
+ * or another recipe. */
 TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *ctx) {
     const te_plan *plan = r->plan;
     const te_batch *b = r->batch;
@@ -399,10 +401,9 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
                "%s: the dims have been set anew, or the recipe switched, since the forward", plan->name);
     return TE_OK;
 }
-/* Run backward: from dy[rows, out], compute dx[rows, in] and the gradients of the parameters that train (freeze.h). If
- * dx is te_none(), it is not computed. If the instance was bound without gradients, only dx is computed. If the list
- * ends in cross_entropy, dy is [rows, 1] in f32 or te_none(); te_none() means that dy is batch.loss_scale in every
- * row. */
+/* Run backward: from dy[rows, out], compute dx[rows, in] and the gradients of the trained parameters (freeze.h). If dx
+ * is te_none(), dx is not computed. If the instance was bound without gradients, only dx is computed. If the list ends
+ * in cross_entropy, dy is [rows, 1] in f32 or te_none(); te_none() means that dy is batch.loss_scale in every row. */
 TE_API te_status te_plan_backward(te_tensor dx, te_tensor dy, const te_saved *saved, const te_plan *plan,
                                   const te_model *m, const te_batch *b, te_context *ctx) {
     te_run r;
@@ -451,8 +452,8 @@ TE_API size_t te_plan_saved_bytes_without_recipe(const te_plan *plan, int64_t ro
 TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, int64_t rows, te_context *ctx) {
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
-/* Return the bytes by which the workspace must be larger than te_plan_workspace_bytes says if x, y, dx or dy of calls
- * with this many rows have a stride (te_tensor.stride). Backward needs a dense copy of each of these four tensors. */
+/* Return the bytes of workspace that calls with this many rows need in addition to te_plan_workspace_bytes if x, y, dx
+ * or dy has a stride (te_tensor.stride). Backward needs a dense copy of each of these four tensors. */
 TE_API size_t te_plan_strided_bytes(const te_plan *plan, int64_t rows, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
     const te_run r = te__run_to_size(plan, TE_INFER, rows, TE_USE_off, ctx);

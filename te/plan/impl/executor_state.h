@@ -38,8 +38,8 @@ typedef struct te_deferred_work {
                       * deferred_gather, this is the part of the current value with this rank's rows; for
                       * deferred_product, it is operand A of the GEMM */
     te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
-    struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if it does not overlap
-                                         * with a collective */
+    struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if the GEMM does not
+                                         * overlap with a collective */
 } te_deferred_work;
 
 /* A weight-gradient GEMM that is deferred until a later step gathers rows over the ranks. The GEMM then runs while the
@@ -80,11 +80,13 @@ typedef struct te_run {
                                         * also equals `tokens` */
     int64_t capacity;              /* each block of the workspace is sized for at least this many rows, even if the call
                                     * has fewer (te__dry_run) */
-    te_value x, y, dx, dy;         /* the caller's tensors, or dense copies of them at the beginning of the workspace */
+    te_value x, y, dx, dy;         /* the caller's tensors, or dense copies of these tensors at the beginning of the
+                                    * workspace */
     te_tensor callers[4];          /* the caller's x, y, dx and dy (te__caller), if their rows have a stride; `data` of
                                     * a tensor without a stride is null */
     size_t copies_bytes;           /* the bytes of the workspace that the dense copies take */
-    int loss_in_backward;          /* 1: forward leaves the loss to backward, which computes it and writes it to y */
+    int loss_in_backward;          /* 1: forward leaves the loss to backward, and backward computes the loss and writes
+                                    * it to y */
     int backward_stop;             /* where backward ends: the index of the first op of the list that computes a
                                     * gradient that is needed (executor.h) */
 
@@ -95,11 +97,12 @@ typedef struct te_run {
     te_param *param[TE_MAX_OPS];   /* for each op: the op's first parameter */
 
     /* values */
-    te_value current;              /* the value that the next step reads. In forward, it is an activation; in backward,
-                                    * it is a gradient, and its `data` is null if this gradient is not needed */
-    te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value (in forward, this value lies in
-                                    * te_saved instead); in backward, the gradient of this value, summed over those uses
-                                    * of the fork that backward has already run */
+    te_value current;              /* the value that the next step reads. In forward, the value is an activation; in
+                                    * backward, the value is a gradient, and `data` is null if this gradient is not
+                                    * needed */
+    te_value edge[TE_MAX_OPS];     /* for each fork: in inference, the fork's value; in backward, the gradient of the
+                                    * fork's value, summed over those uses of the fork that backward has already run;
+                                    * not used in forward, where te_saved holds the forks' values */
     te_deferred_work deferred;     /* the work that is left to do on the value `current`; valid only if the state of
                                     * `current` is not TE_VALUE_ready */
     const te_recompute_target *recompute; /* if not null, backward runs the current forward step once more, to recompute
@@ -107,7 +110,7 @@ typedef struct te_run {
     struct te_kernel_shape *describe; /* if not null, the step launches nothing, but stores the shape of its pointwise
                                        * kernel to *describe */
     const void *pass_input, *last_step_input; /* addresses of two inputs that te__in_place compares: the input of the
-                                               * first step of the pass (pass_input) and the input of its last step
+                                               * first step of the pass (pass_input) and the input of the last step
                                                * (last_step_input) */
     te_pool pool;                  /* the workspace */
 
@@ -122,8 +125,8 @@ typedef struct te_run {
     char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds the GEMM's saved input and the scales of
                                     * this input, which te__saved_input_of() locates. For a router that sends rows to
                                     * other ranks (te__is_exchange): the rows that this rank has received */
-    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM it is 1 if the GEMM's input is saved
-                                            * transposed */
+    uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM the bit is 1 if the GEMM's input is
+                                            * saved transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are
                                                 * saved; `data` is null while the region is closed */
 
@@ -139,7 +142,8 @@ typedef struct te_run {
                                     * adds up */
     int partial[TE_SUM_JOBS];      /* for each deferred column sum: the id of the workspace block that holds its partial
                                     * sums */
-    const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter whose gradient it is */
+    const te_param *sum_of[TE_SUM_JOBS]; /* for each deferred column sum: the parameter of which this sum is the
+                                          * gradient */
     int sum_count;
     te_sum_args columns;           /* a second stage of column sums, for a parameter that is a single number: `sums`
                                     * first produces one sum for each column, and this stage then adds up these sums */
@@ -164,18 +168,18 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
     default: return r->tokens * te__rows_per_token(rows);
     }
 }
-/* Return the index of this rank's first row of kind `rows`, counted within the batch. All ranks of the tensor group
- * share this batch. */
+/* Return the index, within the batch of the tensor group, of the first row that this rank holds, if the rows have the
+ * kind `rows`. Only rows of kind TE_ROWS_shard are divided over the ranks of the tensor group. */
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
-/* Return the index of this rank's first row of kind `rows`, counted through the batches of all ranks of the data
- * group. */
+/* Return the index of the same row as te__first_row does, but counted from the beginning of the first batch of the data
+ * group. The batches of all ranks of the data group follow each other. */
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
-/* Return which chunks of each sequence this rank has. If the batch has whole sequences, the result is rank 0 of 1
- * rank. */
+/* Return which chunks of each sequence this rank has under context parallelism. If the batch has whole sequences, the
+ * result is rank 0 of 1 rank. */
 TE_API te_cp_shard te__cp_shard_of(const te_run *r) {
     te_cp_shard s;
     s.rank = 0, s.ranks = 1;
@@ -192,17 +196,19 @@ TE_API te_sequences te__sequences_of(const te_run *r) {
     s.max_seqlen = !b ? 1 : b->sequences ? (int)te_min(b->max_seqlen, s.rows) : b->seq;
     return s;
 }
-/* Return the number of rows for which te_saved.memory is sized: te__rows_in, rounded up to a multiple of TE_ROW_PAD. */
+/* Return the number of rows for which the blocks of te_saved.memory are sized if their rows have the kind `rows`: the
+ * number of rows of this kind in this call, rounded up to a multiple of TE_ROW_PAD. */
 TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_up(te__rows_in(r, rows), TE_ROW_PAD); }
-/* Return the number of rows for which each block of the workspace is sized, whichever kind of rows the block's value
- * has. No block's size depends on the number of sequences, because the dry run that measures the workspace does not
- * know this number. Therefore a call places its blocks at the same offsets as that dry run. */
+/* Return the number of rows for which each block of the workspace is sized; this number is the same for all kinds of
+ * rows, except for routed rows (te__capacity_of). No block's size depends on the number of sequences, because the dry
+ * run that measures the workspace does not know this number. Therefore a call places its blocks at the same offsets as
+ * that dry run. */
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
-/* te__capacity_of returns the number of rows for which the block of a value with rows of this kind is sized; for routed
- * rows this is top_k times the usual number. te__capacity_of_value returns this number for a value, whose number of
- * rows shows whether its rows are routed. */
+/* te__capacity_of returns the number of rows for which a block is sized whose value has rows of the kind `rows`. This
+ * is te__capacity_rows or, for rows that are routed to experts, top_k times te__capacity_rows. te__capacity_of_value
+ * returns the same number for the value *v. The function finds out from v->rows whether the rows are routed. */
 TE_API int64_t te__capacity_of(const te_run *r, te_rows rows) {
     return te__capacity_rows(r) * te__rows_per_token(rows);
 }
@@ -233,7 +239,7 @@ TE_API te_status te__acquire(te_run *r, te_value *v, te_rows rows, int cols, te_
     return te__acquire_bytes(r, v, (size_t)(te__capacity_of(r, rows) * cols) * te_dtype_bytes(dtype));
 }
 /* Set *v to a new e4m3 matrix in the workspace. The inverse scales of this matrix, one per row or one per 1 x 128 tile,
- * lie behind it in the same block. */
+ * lie behind the matrix in the same block. */
 TE_API te_status te__acquire_scaled(te_run *r, te_value *v, int64_t rows, int cols, te_scaling scaling) {
     const int64_t capacity = te__capacity_rows(r), scales = te_scaling_count(scaling, capacity, cols);
     *v = te__value_of(0, TE_e4m3, rows, cols);
@@ -277,7 +283,7 @@ TE_API void te__finish_deferred(te_run *r) {
 TE_API void te__set_edge(te_run *r, int fork, te_value v) {
     te__set_root(r, &r->edge[fork], te__without_transposed(v));
 }
-/* Called when op i has read the value of its fork. In inference, release this value if op i is the last op that uses
+/* The function is called when op i has read the value of its fork. In inference, release this value if no later op uses
  * it. In forward there is nothing to release, because te_run.edge holds no values. */
 TE_API void te__release_fork(te_run *r, int i) {
     if (te__is_last_use(r->plan, i)) te__set_edge(r, r->plan->op[i].edge, te__no_value());
@@ -298,8 +304,8 @@ TE_API void te__set_recipe_use(te_run *r, te_recipe_use use) {
     r->use = use;
     if (r->plan->fp8) te__init_policies(r->policy, r->plan, use, r->param);
 }
-/* Initialise *r for a dry run with these numbers of rows. No GEMM runs in FP8 until te__set_recipe_use has been
- * called. */
+/* Initialise *r for a dry run of a batch that has `tokens` rows and `sequences` sequences. No GEMM runs in FP8 until
+ * te__set_recipe_use has been called. */
 TE_API void te__begin(te_run *r, const te_plan *plan, te_pass pass, int64_t tokens, int64_t sequences,
                       te_context *ctx) {
     r->plan = plan, r->pass = pass, r->tokens = tokens, r->sequences = sequences, r->ctx = ctx;

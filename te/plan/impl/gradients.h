@@ -1,12 +1,13 @@
-/* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta): they are added up in a fixed
- * order, without atomics. The header also has the functions that tell a listener (te_watch) when a gradient is final,
- * i.e. will not be written again.
+/* gradients.h -- gradients that are sums over the rows of a batch (dbias, dgamma, dbeta). The sums are computed in a
+ * fixed order, without atomics. The header also has the functions that tell a listener (te_watch) when a gradient is
+ * final, i.e. will not be written again.
  *
  * Each block of a backward kernel stores one partial sum per column, in memory that te_defer_column_sum provides. One
  * launch at the end of backward adds up the partial sums of all steps. If the table of deferred sums (TE_SUM_JOBS
  * entries) gets full before the end, a launch between two steps adds up the sums that are deferred so far.
  *
- * Floor: each partial sum is read once, i.e. blocks * width floats for a gradient with `width` columns.
+ * The least possible memory traffic is one read of each partial sum, i.e. blocks * width floats for a gradient with
+ * `width` columns.
  */
 #ifndef TE_GRADIENTS_H
 #define TE_GRADIENTS_H
@@ -32,8 +33,8 @@ typedef struct te_two_floats { float v[2]; } __attribute__((aligned(8))) te_two_
 
 /* For each job of *a, compute the sum of partial[i][col] over all i < count. Store this sum to total[col], or add it to
  * total[col] if the job's `accumulate` is 1. The order of the additions depends only on `count`, so results are
- * reproducible. `columns` is the number of columns that a thread adds up, a compile-time constant, 1 or 2; if it is 2,
- * all widths must be even. */
+ * reproducible. `columns` is the number of columns that a thread adds up, a compile-time constant, 1 or 2; if `columns`
+ * is 2, all widths must be even. */
 TE_FN void te_sum_body(const te_sum_args *a, te_block b, const int columns) {
     int group;
     const te_lanes g = te_lanes_here(TE_SUM_LANES, &group);
@@ -62,13 +63,13 @@ TE_KERNEL_IF_USED(te_sum_wide_rows, TE_SUM_LANES * TE_SUM_GROUPS, 1, te_sum_args
 
 /* ---- final gradients --------------------------------------------------------------------------------------------- */
 
-/* Return whether backward adds its result to the gradient of p instead of overwriting the gradient. If gradients are
- * sharded over ranks, backward overwrites its local gradient, and the sum over the ranks is added to the shard. */
+/* Return whether backward adds to the gradient of p instead of overwriting this gradient. If gradients are sharded over
+ * ranks, backward overwrites its local gradient, and the sum over the ranks is added to the shard. */
 TE_API int te__accumulates(const te_run *r, const te_param *p) {
     return p->shared || (r->batch && r->batch->accumulate && !(r->model && r->model->shards));
 }
 
-/* Tell the listener, if there is one, that this backward will not write p's gradient again. */
+/* Tell the listener (r->watch), if there is one, that this backward will not write p's gradient again. */
 TE_API te_status te__notify_final(te_run *r, const te_param *p) {
     return r->watch && !r->dry && te_is_trained(p) ? r->watch->is_final(r->watch, p, r->ctx) : TE_OK;
 }

@@ -2,7 +2,7 @@
  * the op's operand is stored, which kernel stores it in this format, and whether the operand is saved for backward or
  * recomputed. The records are computed once, when a call begins; the executor, the functions that compute sizes, and
  * the printed plan read them. The rules depend only on constants, so the macros that choose kernels (te/pointwise,
- * te/linear) can also apply them.
+ * te/linear) can also apply the rules.
  *
  * The "operand" of an op is its input x in forward, and the gradient dy of its output in backward. To compute the
  * gradient of the weight, an FP8 GEMM of backward also reads the transpose of x; te_operand_policy.input says where
@@ -14,8 +14,8 @@
 #include "../../fp8/scales.h" /* te_scaling */
 #include "../model.h" /* te_plan, te_op, te_param, te_recipe */
 
-/* Which of the GEMMs that have an FP8 recipe run in FP8. Every call uses as_bound. The other values are assumptions for
- * computing the sizes of te_saved and of the workspace:
+/* Which of the GEMMs that have an FP8 recipe run in FP8. Every forward, inference and backward call uses as_bound. The
+ * other values are assumptions for computing the sizes of te_saved and of the workspace:
  *     as_bound  the GEMMs whose weight is bound in FP8
  *     off       none
  *     on        all; separate kernels cast their operands to FP8
@@ -35,10 +35,11 @@ typedef enum te_input_source {
     TE_INPUT_not_needed,   /* backward does not read x in FP8: it computes no weight gradient, or computes the weight
                             * gradient in the list's dtype */
     TE_INPUT_saved_fp8,    /* forward saves the input x in FP8, row-major or transposed */
-    TE_INPUT_saved_for_others, /* forward saves the input x in the list's dtype anyway, because another op's backward
-                                * needs it; backward casts x to FP8, with the scale that forward used */
-    TE_INPUT_recomputed    /* backward recomputes the input x: it runs the kernel that produced x once more, from that
-                            * kernel's own input, which is saved */
+    TE_INPUT_saved_for_others, /* forward saves the input x in the list's dtype anyway, because the backward of another
+                                * op needs x in this format; the backward of the GEMM casts x to FP8, with the scale
+                                * that forward used */
+    TE_INPUT_recomputed    /* backward recomputes the input x: backward runs once more the kernel that has produced x.
+                            * The input of that kernel is saved */
 } te_input_source;
 
 typedef struct te_operand_policy {
@@ -57,7 +58,8 @@ typedef struct te_operand_policy {
     unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output. The records of
                                       * forward and backward have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, either because backward
-                                      * reads it (output_read) or because it is the input of a recompute region */
+                                      * reads the output (output_read) or because the output is the input of a recompute
+                                      * region */
 } te_operand_policy;
 
 /* ---- the rules --------------------------------------------------------------------------------------------------- */
@@ -68,8 +70,8 @@ TE_BOTH int te__is_recomputable(int flags, te_dtype out, te_dtype list) {
     const int reads_fork = TE_IS_ADD | TE_IS_MUL | TE_IS_LOAD | TE_IS_CROSS;
     return (flags & TE_SAVES_INPUT) && !(flags & (TE_DRAWS | reads_fork)) && out == list;
 }
-/* Return whether an op with these flags changes the gradient, i.e. whether the gradient of its input differs from that
- * of its output. */
+/* Return whether an op with these flags changes the gradient, i.e. whether the gradient of the op's input differs from
+ * the gradient of the op's output. */
 TE_BOTH int te__changes_gradient(int flags) { return !(flags & TE_GRAD_UNCHANGED); }
 /* Return the distance, in ops, from an op to the op that consumes its result. The distance is 1 if the next op consumes
  * the result, and 2 if the next op only passes the value through (no two such ops follow each other). next_flags: the
@@ -79,8 +81,8 @@ TE_BOTH int te__consumer_distance(int next_flags, int passes_through) { return n
 TE_BOTH te_scaling te__scaling_of_recipe(int recipe) {
     return (te_scaling)TE_SCALING_OF(recipe);
 }
-/* Return whether a kernel that stores an operand in FP8 can compute the operand's scales itself. It can if each scale
- * depends on one row at most, because the kernel has the whole row at hand. */
+/* Return whether a kernel that stores an operand in FP8 can compute the operand's scales itself. The kernel can do so
+ * if each scale depends on one row at most, because the kernel holds the whole row. */
 TE_BOTH int te__has_local_scales(te_scaling s) { return s == TE_SCALING_ROWWISE || s == TE_SCALING_BLOCKWISE_1D; }
 
 /* ---- the op before, the step before ------------------------------------------------------------------------------ */
@@ -91,10 +93,10 @@ TE_API int te__producer_of(const te_plan *p, int i) {
     for (i--; i >= 0 && (p->op[i].flags & TE_PASSES_VALUE);) i--;
     return i;
 }
-/* Return the forward step whose last op is op i, if its kernel can recompute the output of op i without running the
- * step's other ops; else null. The kernel then reads op i's saved input in place of the step's input. This is possible
- * if the input of op i has the same width and format as the input of the step's pointwise kernel, or if op i is the
- * norm of that kernel. */
+/* Return the forward step whose last op is op i, if the step's kernel can recompute the output of op i without running
+ * the other ops of the step; else null. The kernel then reads op i's saved input in place of the step's input. The
+ * kernel can do so if the input of op i has the same width and format as the input of the step's pointwise kernel, or
+ * if op i is the norm of that kernel. */
 TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
     const te_op *op = &p->op[i];
     for (int k = 0; k < p->forward_count; k++) {
@@ -149,17 +151,17 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     o.fp8 = 1, o.scaling = (unsigned char)te__scaling_of_recipe((int)op->recipe);
     if (o.scaling != TE_SCALING_TENSORWISE) return o;
     const int scale_is_known = bound ? !bound->current : use >= TE_USE_stored;
-    /* Only a separate cast kernel can round stochastically. Therefore the kernel that produces a gradient does not
-     * store it in FP8 if it is to be rounded stochastically. */
+    /* Only a separate cast kernel can round stochastically. Therefore, if the list rounds gradients stochastically, the
+     * kernel that produces a gradient does not store the gradient in FP8. */
     o.stored_by_producer = scale_is_known && (!backward || !p->fp8 || p->fp8->rounding == TE_ROUNDING_nearest);
     o.amax_by_producer = bound && bound->current;
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Return whether backward reads the output of op i in the list's dtype, or a fork saves this output. Backward does not
- * read the output if a GEMM consumes it that runs in FP8 in backward, because backward then reads the GEMM's FP8 input
- * instead. (Under mxfp8 and nvfp4, backward does read the output, and rounds it once more, along its columns.)
- * `backward` has the policies of backward. */
+/* Return whether backward reads the output of op i in the list's dtype, or a fork saves this output. If the consumer of
+ * the output is a GEMM that runs in FP8 in backward, backward reads the GEMM's FP8 input instead of the output. (Under
+ * mxfp8 and nvfp4, backward does read the output, and rounds it once more, along its columns.) `backward` has the
+ * policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;
@@ -167,17 +169,18 @@ TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backwar
     if (te__recomputes_logits(p, i) || te__is_regathered(p, i) || te__is_combined(p, i)) return 0;
     return (p->op[i + 1].flags & (TE_SAVES_INPUT | TE_IS_FORK)) != 0 || te__recomputes_logits(p, i + 1);
 }
-/* Return whether backward must recompute something of op i because op i lies in recompute region k: its output, its FP8
- * input or its row statistics. Without the region, forward would have saved these values. Nothing of the last op of a
- * region is recomputed, because forward saves it for the ops behind the region. */
+/* Return whether backward must recompute something of op i because op i lies in recompute region k: the output, the FP8
+ * input or the row statistics of op i. Without the region, forward would have saved these values. For the last op of a
+ * region, the result is 0, because forward saves the values of this op for the ops behind the region. */
 TE_API int te__is_lost(const te_plan *p, const te_operand_policy *forward, int k, int i) {
     const te_op *op = &p->op[i];
     if (i >= p->region[k].last) return 0;
     return op->stats || forward[i].input == TE_INPUT_saved_fp8 ||
            (forward[i].output_read && !(op->flags & (TE_IS_FORK | TE_IS_LOAD)));
 }
-/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Each array has one more
- * entry behind the last op's, which is all zeros, so that code may read the policy of op i + 1 for every op i. */
+/* Compute the policies of all ops: policy[0] for forward and inference, policy[1] for backward. Behind the entry of the
+ * last op, each array has one more entry, which is all zeros, so that code may read the policy of op i + 1 for every op
+ * i. */
 TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const te_plan *p, te_recipe_use use,
                               te_param *const *param) {
     const int on = p->fp8 && use != TE_USE_off;
@@ -190,13 +193,14 @@ TE_API void te__init_policies(te_operand_policy policy[2][TE_MAX_OPS + 1], const
         for (int pass = 0; pass < 2; pass++)
             policy[pass][i].output_read = policy[pass][i].output_saved = (unsigned char)read;
     }
-    for (int k = 0; k < p->region_count; k++) { /* if anything of region k must be recomputed, forward saves the output
+    for (int k = 0; k < p->region_count; k++) { /* if any value of region k must be recomputed, forward saves the output
                                                  * of the op before the region, which is the region's input */
         const int before = p->region[k].first - 1;
         for (int j = before + 1; before >= 0 && j < p->region[k].last; j++)
             if (te__is_lost(p, policy[0], k, j)) policy[0][before].output_saved = policy[1][before].output_saved = 1;
     }
-    /* An (output, ..) passes its input on, so the value is stored once: the op before it saves it (te__place). */
+    /* The output of an (output, ..) is its unchanged input. Therefore this value is saved only once, as the output of
+     * the op before the (output, ..) (te__place). */
     for (int i = p->op_count - 1; i > 0; i--) {
         if (!(p->op[i].flags & TE_IS_OUTPUT) || !policy[0][i].output_saved) continue;
         policy[0][i - 1].output_saved = policy[1][i - 1].output_saved = 1;

@@ -1,5 +1,6 @@
-/* storage.h -- decides where each value of a call is stored: in the caller's memory, in te_saved, or in the workspace.
- * This header also defines the layout of te_saved, including the FP8 inputs that forward saves for GEMMs.
+/* storage.h -- decides where a call of forward, inference or backward stores each value: in the caller's memory, in
+ * te_saved, or in the workspace. This header also defines the layout of te_saved, including the FP8 inputs that forward
+ * saves for GEMMs.
  */
 #ifndef TE_STORAGE_H
 #define TE_STORAGE_H
@@ -26,7 +27,7 @@ TE_API te_tensor te__caller(const te_run *r, int which) {
 TE_API size_t te__dense_bytes(int64_t rows, int64_t cols, te_dtype dtype) {
     return (size_t)te_round_up(rows * cols * (int64_t)te_dtype_bytes(dtype), TE_ALIGN);
 }
-/* Make t the caller's tensor x, y, dx or dy of the call (`which`). The shape and format of t have already been
+/* Use t as the caller's tensor number `which` (TE__CALLER_x, ...). The shape and format of t have already been
  * checked. */
 TE_API void te__take_tensor(te_run *r, int which, te_tensor t) {
     te_value *v = te__callers_value(r, which);
@@ -37,8 +38,8 @@ TE_API void te__take_tensor(te_run *r, int which, te_tensor t) {
     v->data = (char *)(r->ctx->workspace ? r->ctx->workspace : (void *)(uintptr_t)TE_ALIGN) + r->copies_bytes;
     r->callers[which] = t, r->copies_bytes += te__dense_bytes(t.rows, t.cols, t.dtype);
 }
-/* If the caller's tensor has a stride, copy it to its dense copy (`is_result` 0) or from its dense copy (`is_result`
- * 1). */
+/* If the rows of the caller's tensor number `which` have a stride, copy the tensor to its dense copy (`is_result` 0),
+ * or copy the dense copy to the tensor (`is_result` 1). */
 TE_API te_status te__copy_strided(te_run *r, int which, int is_result) {
     const te_tensor to = r->callers[which];
     const te_value *v = te__callers_value(r, which);
@@ -51,9 +52,10 @@ TE_API te_status te__copy_strided(te_run *r, int which, int is_result) {
 
 /* Return whether backward must compute the gradient of op i's input. */
 TE_API int te__needs_input_grad(const te_run *r, int i) { return i > r->backward_stop; }
-/* Return the index of the op that reads the result of op i (the output of op i in forward, the gradient of its input in
- * backward). This is the next op in the order of the pass or, if the next op only passes the value through, the op
- * behind that one. If the caller reads the result, the index is -1 in backward and the number of ops in forward. */
+/* Return the index of the op that reads the result of op i (in forward the output of op i, in backward the gradient of
+ * the input of op i). The reader is the next op in the order of the pass or, if the next op only passes the value
+ * through, the op after the next one. If the caller reads the result, the index is -1 in backward and the number of ops
+ * in forward. */
 TE_API int te__consumer_of(const te_run *r, int i) {
     const te_op *op = r->plan->op;
     if (r->pass == TE_BACKWARD) {
@@ -63,7 +65,7 @@ TE_API int te__consumer_of(const te_run *r, int i) {
     return i + 2 < r->plan->op_count ? i + te__consumer_distance(op[i + 1].flags, TE_PASSES_VALUE) : i + 1;
 }
 /* Return the index of the GEMM that reads, in FP8, the rows that op i gathers from all ranks. The result is -1 if op i
- * gathers no rows, or gathers them in the list's dtype. (An all_gather gathers rows in forward, a reduce_scatter in
+ * gathers no rows, or gathers the rows in the list's dtype. (An all_gather gathers rows in forward, a reduce_scatter in
  * backward.) */
 TE_API int te__gathered_consumer(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
@@ -99,10 +101,10 @@ TE_API te_status te__check_local_scales(const te_run *r, int i) {
 typedef struct te_saved_input {
     float *inverse; /* the scales of the saved input. For recipes with one scale per tensor, these are two numbers: 1 /
                      * scale and the scale. For fp8_block, they are 1 / scale of each tile of the transpose */
-    void *x;        /* the saved input in e4m3. It is stored row-major as [rows, in]; if its bit in
-                     * te_run.saved_transposed is set, it is stored transposed as [in, rows rounded up to a multiple of
-                     * 16]. Null: forward does not save the input in FP8 (te_operand_policy.input says where backward
-                     * gets it from) */
+    void *x;        /* the saved input in e4m3. If the GEMM's bit in te_run.saved_transposed is 0, the input is
+                     * row-major, [rows, in]; if the bit is 1, the input is transposed, [in, rows rounded up to a
+                     * multiple of 16]. Null if forward does not save the input in FP8; te_operand_policy.input then
+                     * says where backward gets the input from */
 } te_saved_input;
 /* Return the bytes of te_saved_input.inverse for GEMM i. */
 TE_API size_t te__saved_scale_bytes(const te_run *r, int i) {
@@ -133,13 +135,13 @@ TE_API te_saved_input te__saved_input_of(const te_run *r, int i) {
     return k;
 }
 /* Return whether the input of GEMM i is saved transposed. The bit set `transposed` has one bit for each op; the forward
- * of a GEMM sets the GEMM's bit to 1 if it saves its input transposed, else to 0. */
+ * of a GEMM sets the GEMM's bit to 1 if the input is saved transposed, else to 0. */
 TE_API int te__saved_is_transposed(const uint32_t *transposed, int i) { return transposed[i / 32] >> i % 32 & 1; }
 TE_API void te__set_saved_transposed(te_run *r, int i, int transposed) {
     uint32_t *bits = &r->saved_transposed[i / 32];
     *bits = (*bits & ~(1u << i % 32)) | (uint32_t)transposed << i % 32;
 }
-/* Run the forward step that produced the input of GEMM i a second time. In this run the step stores only the GEMM's
+/* Run a second time the forward step that produced the input of GEMM i. In this run the step stores only the GEMM's
  * input, to the memory that *to describes. */
 TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target *to) {
     const te_step *s = te__recomputing_step(r->plan, te__producer_of(r->plan, i));
@@ -152,7 +154,7 @@ TE_API te_status te__recompute_input(te_run *r, int i, const te_recompute_target
 
 /* ---- outputs and inputs of ops, and conversions of values -------------------------------------------------------- */
 
-/* Return the value that op i outputs in forward. Its `data` is null if forward does not save it. */
+/* Return the value that op i outputs in forward. The member `data` is null if forward does not save the value. */
 TE_API te_value te__output_of(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     return te__value_of(r->act[i], op->out_dtype, te__rows_in(r, op->out_rows), op->out);
@@ -160,7 +162,7 @@ TE_API te_value te__output_of(const te_run *r, int i) {
 /* Return the value that op i reads in forward. */
 TE_API te_value te__input_of(const te_run *r, int i) { return i ? te__output_of(r, i - 1) : r->x; }
 
-/* If *v has another format than `dtype`, replace it by a copy in that format, which exists until the end of the
+/* If the format of *v is not `dtype`, replace *v by a copy in the format `dtype`, which exists until the end of the
  * step. */
 TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     te_value to = te__value_of(0, dtype, v->rows, v->cols);
@@ -170,9 +172,9 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* For a kernel that can store its result only in the format `dtype`, although the value *v may have another format: set
- * *made to the memory to which the kernel must store. If the formats are equal, this is the memory of *v. If they
- * differ, it is scratch memory; te__end_converted converts its contents to *v after the kernel. */
+/* A kernel can store its result only in the format `dtype`, although the value *v may have another format. Set *made to
+ * the memory to which the kernel must store. If the formats are equal, *made is the memory of *v. If the formats
+ * differ, *made is scratch memory, whose contents te__end_converted converts to *v after the kernel. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;
@@ -188,15 +190,16 @@ TE_API te_status te__end_converted(const te_value *v, const te_value *made, te_r
 /* ---- the layout of te_saved -------------------------------------------------------------------------------------- */
 
 /* Return the index of the recompute region in whose memory the saved values of op i lie, or -1 if they lie in te_saved.
- * The values of the last op of a region lie in te_saved, because the ops behind the region read its output. */
+ * The values of the last op of a region lie in te_saved, because the ops behind the region read the output of this
+ * op. */
 TE_API int te__recompute_region_of(const te_plan *plan, int i) {
     for (int k = 0; k < plan->region_count; k++)
         if (plan->region[k].first <= i && i < plan->region[k].last) return k;
     return -1;
 }
-/* Return the address of the value that the op `load` outputs. This is the value of a fork, which lies where forward
- * saves it, or the value of an extra input of the list, which lies in the caller's memory. During a dry run that only
- * measures sizes there is no batch, and the address of x is returned as a placeholder. */
+/* Return the address of the value that the op `load` outputs. If the value is the value of a fork, the address is the
+ * place where forward saves it; if the value is an extra input of the list, the address lies in the caller's memory.
+ * During a dry run that only measures sizes there is no batch, and the address of x is returned as a placeholder. */
 TE_API void *te__loaded(const te_run *r, const te_op *load) {
     const te_op *fork = &r->plan->op[load->edge];
     const te_edge *e = te__edge_named(r, fork->name);

@@ -1,4 +1,4 @@
-/* value.h -- te_value, a value that one step of a plan produces and another one reads; and te_pool, the workspace that
+/* value.h -- te_value, a value that one step of a plan produces and another step reads; and te_pool, the workspace that
  * holds such values during a call.
  *
  * A te_value describes a matrix completely: its address and format, how it is scaled, whether its transpose is stored
@@ -15,13 +15,13 @@
 /* Which work remains to be done before a value can be read. */
 typedef enum te_value_state {
     TE_VALUE_ready,
-    TE_VALUE_amax_only,       /* only under fp8_current: the producer has computed only the amax of the value, from
-                               * which the scale follows. Once the scale is known, the producer runs a second time and
+    TE_VALUE_amax_only,       /* only under fp8_current: the producer has computed only the amax of the value, which
+                               * determines the scale. Once the scale is known, the producer runs a second time and
                                * stores the value in FP8 */
     TE_VALUE_deferred_gather, /* only this rank's rows are stored; the next step gathers the other ranks' rows while the
                                * GEMM of that step runs */
-    TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs it, overlapped
-                               * with its own work */
+    TE_VALUE_deferred_product /* the GEMM that computes the value has not run yet; the next step runs this GEMM,
+                               * overlapped with the step's own work */
 } te_value_state;
 
 /* A matrix [rows, cols] of `dtype`. It lies in the caller's memory, in te_saved, or in a block of the workspace. */
@@ -52,8 +52,8 @@ TE_API te_value te__value_of(void *data, te_dtype dtype, int64_t rows, int cols)
 }
 TE_API te_value te__no_value(void) { return te__value_of(0, TE_f32, 0, 0); }
 TE_API te_value te__value_of_tensor(te_tensor t) { return te__value_of(t.data, t.dtype, t.rows, (int)t.cols); }
-/* Store in *v that its transpose is the value `transposed`. From now on the workspace block of the transpose belongs to
- * *v. */
+/* Record in *v that the value `transposed` is the transpose of *v. From now on the workspace block of the transpose
+ * belongs to *v. */
 TE_API void te__attach_transposed(te_value *v, te_value transposed) {
     v->transposed = transposed.data, v->transposed_inverse_scale = transposed.inverse_scale;
     v->transposed_block = transposed.block;
@@ -74,10 +74,10 @@ typedef struct te_block_info {
  * blocks, but does not release them. When the step ends, all blocks are freed, except those that hold a value which
  * outlives the step (te__set_current, te__set_edge, te_defer_column_sum). */
 typedef struct te_pool {
-    char *base;  /* start of the workspace. In the dry run it is null, and the address of a block is its offset plus
+    char *base;  /* start of the workspace. In the dry run `base` is null, and the address of a block is its offset plus
                   * TE_ALIGN, so that no address is null */
-    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended. This is the size
-                  * of the workspace that the call needs */
+    size_t high; /* the largest offset from `base`, in bytes, at which a block of this call has ended. The call needs a
+                  * workspace of this size */
     int count, next_id;
     te_block_info block[TE_MAX_LIVE];
 } te_pool;
