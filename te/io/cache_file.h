@@ -8,10 +8,10 @@
  *     ...
  *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
  *
- * The file is a safetensors file with a checksum. The attention ops of the cache's models are numbered from 0, each as
- *     one layer. For layer 0, and likewise for each further layer, the file has
+ * The file is a safetensors file with a checksum. Each attention op of the cache's models is one layer; the layers are
+ * numbered from 0. For each layer (here layer 0) the file has
  *     layer.0.keys      [kv_heads, length, head_dim], in the dtype of the list of ops or, with the option cache, in I8
- *     or F8_E4M3
+ *                       or F8_E4M3
  *     layer.0.values    [kv_heads, length, value_dim]
  *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
