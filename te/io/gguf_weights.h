@@ -1,5 +1,4 @@
-/* gguf_weights.h -- binds the parameters of models to the tensors of a GGUF file (gguf.h). A table of te_packed entries
- * (packed.h) says which tensors belong to which parameter.
+/* gguf_weights.h -- binds models' parameters to the tensors of a GGUF file (gguf.h) that a table (packed.h) names.
  *
  * Do this:
  *     static const te_packed parts[] = {{"attn_q.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
@@ -13,14 +12,12 @@
  *     TE_TRY(te_gguf_all_used(&model, &ctx));                                         // after the last list is bound
  *     te_gguf_release(&w, &ctx);
  *
- * The model instance, here `block`, must be bound to no memory. With the option (weights, quantized), the weights of
- * linears and embeddings keep the formats of their tensors: the host reads the weights in the mapped file; for a GPU
- * the weights are repacked into newly allocated memory (te_repack_weight), except weights with a tensor in f32, f16 or
- * bf16. With the option (weights, q8_0) or another format, tensors in floats are cast to this format. All other
- * parameters are converted to the dtype of the list of ops.
+ * The model instance, here `block`, must be bound to no memory. With (weights, quantized), weights of linears and
+ * embeddings keep the formats of their tensors: the host reads them in the mapped file, and a GPU gets repacked copies
+ * (te_repack_weight), except of f32, f16 and bf16. With (weights, q8_0) or another format, tensors in floats are cast
+ * to this format. All other parameters are converted to the dtype of the list of ops.
  *
- * llama.cpp writes some weights in another form than Hugging Face's files have. The list of ops must fit llama.cpp's
- * form:
+ * The list of ops must fit llama.cpp's form of the weights, which differs from that of Hugging Face's files:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
  *   (rope, .., (interleaved, 1)). Llama 3.1's rope has frequency factors in the tensor rope_freqs.weight.
  * - Gemma: 1 is added to the weights of norms, so the list has rmsnorm and head_norm, not rmsnorm1p and head_norm1p.

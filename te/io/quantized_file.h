@@ -1,6 +1,6 @@
-/* quantized_file.h -- binds the parameters of models to the tensors of a safetensors file. A table of te_packed entries
- * (packed.h) says which tensors belong to which parameter. The weights in the file have 4 bits, as GPTQ, AWQ and
- * gpt-oss store them, or they are floats, which can be cast to 4 bits.
+/* quantized_file.h -- binds the parameters of models to the tensors of a safetensors file. A table (packed.h) names the
+ * tensors of each parameter. The file's weights have 4 bits, as in GPTQ, AWQ and gpt-oss, or are floats, which can be
+ * cast to 4 bits.
  *
  * Do this:
  *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}};
@@ -10,17 +10,15 @@
  *     te_block_weights_release(&w, &ctx);
  *
  * For each name in the table, the file must have the tensors of one of these entries, which are tried in this order:
- *     <name>                     F32, F16 or BF16; cast to the op's format of blocks (block_weights.h), or converted to
- *     the dtype of the list <name>_blocks, <name>_scales
+ *     <name>                     F32, F16 or BF16; cast to the op's format of blocks, or converted to the list's dtype
+ *     <name>_blocks, <name>_scales
  *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32];
- *                                bound to an expert_linear with all experts (TE_PACKED_EXPERTS), or to a linear with
- *                                one expert
+ *                                for an expert_linear (TE_PACKED_EXPERTS), or a linear, which gets one expert
  *     qweight, qzeros, scales, and perhaps g_idx, each instead of "weight" at the end of the name: GPTQ with qweight
  *                                I32 [cols / 8, rows], or AWQ (packed for GEMMs) with qweight I32 [cols, rows / 8]
- * The 4-bit codes and their scales are taken over without rounding. MXFP4 becomes the format mxfp4. GPTQ and AWQ become
- * int4 or int4z, with blocks of 128, 64 or 32 weights, the largest size that divides the size of the file's groups
- * (weights with a common scale). te_mxfp4_load converts MXFP4 to parameters in floats, through the views of
- * te_packed_add.
+ * Codes and scales of 4-bit weights are not rounded. MXFP4 becomes the format mxfp4. GPTQ and AWQ become int4 or int4z
+ * with blocks of 128, 64 or 32 weights, the largest of these sizes that divides the file's group size. te_mxfp4_load
+ * converts MXFP4 to parameters in floats, through the views of te_packed_add.
  *
  * Source: AutoGPTQ's QuantLinear (a stored zero point is one less than the zero point), AutoAWQ's WQLinear_GEMM,
  * transformers' Mxfp4 integration.
@@ -105,9 +103,9 @@ TE_API te_block_format te__quantized_float_format(te_safetensors_dtype t) {
                                       : TE_BLOCK_none;
 }
 
-/* Row i of an expert's `count` rows in the parameter is which of the expert's rows in the file? Return the index of
- * that row. If the parameter is a bias, the same holds of columns. With TE_PACKED_INTERLEAVED, the rows of gate and up
- * alternate in the file. */
+/* Return the index that row i of an expert has among the expert's `count` rows in the file. (If the parameter is a
+ * bias, the same holds of columns.) With TE_PACKED_INTERLEAVED, the rows of gate and up alternate in the file; in the
+ * parameter, all rows of gate come first. */
 TE_API int64_t te__expert_place(const te_packed *part, int64_t i, int64_t count) {
     return part->form & TE_PACKED_INTERLEAVED ? i % (count / 2) * 2 + i / (count / 2) : i;
 }
