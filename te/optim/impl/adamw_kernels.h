@@ -341,7 +341,7 @@ TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  * - v is stored as its square root, which has the same range as m. If v is above 0 but its code would be 0, the
  *   smallest code above 0 is stored. So the update m / sqrt(v) may be too small, but it is never infinite.
  * - m and v are rounded stochastically, such that the expected values of the stored m and the stored v are m and v.
- * (The expected value of the stored square root of v is therefore not the square root of v.)
+ *   (The expected value of the stored square root of v is therefore not the square root of v.)
  *
  * bf16 represents every stored m (4 significant bits) and every stored v (8 significant bits) exactly, so a checkpoint
  * stores both as bf16.
