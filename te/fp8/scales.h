@@ -62,8 +62,8 @@ TE_API const char *te_scaling_name(te_scaling s) {
 /* Return the number of blocks of TE_FP8_BLOCK rows or columns into which n rows or columns are divided. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
 /* Return `rows` rounded down to a multiple of four. cuBLASLt reads 1D scales only for a multiple of four rows. So there
- * are two arrays of scales, one behind the other: the first array is for so many rows, and the second array, which a
- * second GEMM reads, for the remaining 0 to 3 rows. */
+ * are two arrays of scales, one behind the other: the first array for the rounded number of rows, and the second array,
+ * which a second GEMM reads, for the remaining 0 to 3 rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
 /* Return the index, in the scales of a matrix [rows, cols], of the scale for columns 128 * block to 128 * block + 127
  * of row `row`. */

@@ -29,8 +29,8 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* Says what a tensor of the file holds. If the member `value` is 0, the keys of layer number `layer`; if it is 1, the
- * layer's values. If `scales` is 1, the tensor holds the scales of these keys or values. */
+/* What a tensor of the file holds: the keys of layer number `layer` (value 0), or the values of this layer (value 1).
+ * If `scales` is 1, the tensor holds the scales of the keys or values instead. */
 typedef struct te__cache_file_part { int layer, value, scales; } te__cache_file_part;
 
 /* The state while a cache file is written or read. All arrays lie in host memory. */
@@ -61,7 +61,7 @@ TE_API const te_attention_options *te__cache_file_options(const te_cache *c, int
 TE_API void te__cache_file_free(te__cache_file *f) {
     free(f->tensor), free(f->part), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
 }
-/* Describe one tensor of the file, and append it to f->tensor and f->part. */
+/* Append the description of one tensor of the file to f->tensor and f->part. */
 TE_API void te__cache_file_append(te__cache_file *f, te__cache_file_part part) {
     static const char *const names[2][2] = {{"keys", "key_scales"}, {"values", "value_scales"}};
     const te_cache_layer *l = &f->cache->layer[part.layer];
@@ -368,8 +368,8 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
  * the number of tokens; may be null. te_cache_load must not be called between te_cache_begin and the runs of the models
  * on the batch that te_cache_begin has set up. The whole file is read to host memory and checked before the cache is
  * changed; so after an error the cache is unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the
- * file was not written by te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file is
- * of other lists, or its sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
+ * file was not written by te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file
+ * has other lists of ops, or its sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;

@@ -77,7 +77,7 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add the optimizer's tensors of all parameters of a model to the list l. The tensors are added even if the parameter's
+/* Add the optimizer's tensors of all parameters of a model to the list l. A parameter's tensors are added even if its
  * optimizer state is on other ranks, because of ZeRO-1 or because the model belongs to another stage of the
  * pipeline. */
 TE_API void te__checkpoint_add_model_states(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,

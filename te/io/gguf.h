@@ -13,9 +13,8 @@
  *     const te_gguf_tensor *t = te_gguf_find(&file, "token_embd.weight");    // null: there is none
  *     te_gguf_close(&file);                                                  // the tensors' data can no longer be read
  *
- * The header reads versions 2 and 3 of the format, in little-endian order. For a model that is split into several
- * files, the program passes the name of the first file, "..-00001-of-00003.gguf". The tensors of all its files are in
- * one table.
+ * Supported are versions 2 and 3 of the format, in little-endian order. For a model that is split into several files,
+ * pass the name of the first file, "..-00001-of-00003.gguf". The tensors of all files of the model are in one table.
  *
  * Files are not trusted: an error in a file produces TE_ERROR_FORMAT with a text that names the key or the tensor,
  * nothing is read out of bounds, and each count in a file is checked against the size of the file before it is used.

@@ -104,8 +104,8 @@ TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* Return whether the units of the parameter p are its rows (else they are its columns). The units of the bias of an
- * expert_bias are rows even if it has only one row, because it has a row for each expert. */
+/* Return whether the units of the parameter p are its rows (else they are its columns). The bias of an expert_bias has
+ * a row for each expert, so its units are rows, even if there is only one expert and one row. */
 TE_API int te__packed_by_rows(const te_param *p) { return p->rows > 1 || p->shard == TE_EXPERT_SHARD; }
 /* Return the number of units of the parameter p on all ranks together (units are rows or, if p has one row,
  * columns). */

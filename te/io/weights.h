@@ -34,8 +34,8 @@ enum { TE_WEIGHTS_MAX_NAME = 200 }; /* max bytes of a tensor's name, including t
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
-/* Return the last GEMM among the ops 0 to i of the list. If the outputs of op i and of this GEMM have as many columns
- * as each other, the two outputs are sharded over ranks in the same way. */
+/* Return the last GEMM among the ops 0 to i of the list. If the output of op i has as many columns as the output of
+ * this GEMM, both outputs are sharded over ranks in the same way. */
 TE_API const te_op *te__product_of(const te_plan *plan, int i) {
     while (i && plan->op[i].op_class != TE_CLASS_gemm) i--;
     return &plan->op[i];

@@ -60,7 +60,7 @@ typedef struct te_adamw {
     te_loss_scale_state *scaler;    /* the state of dynamic loss scaling, set by te_adamw_use_loss_scaler; null without
                                      * loss scaling */
     /* Two counts, as they were when the master weights last agreed with the weights: te__params_writes (the writes to
-     * the parameters), and te_context.loaded (the calls of te_safetensors_load). If a count has changed since then,
+     * the parameters), and te_context.loaded (which te_safetensors_load increases). If a count has changed since then,
      * te_adamw_renew compares the weights with the master weights */
     uint64_t written, loaded;
 } te_adamw;

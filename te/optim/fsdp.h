@@ -95,7 +95,7 @@ TE_API int64_t te__fsdp_shard_elements(const te_plan *plan, int ranks) {
 /* Offsets in the caller's memory, in bytes: of each slot's weights and gradients, and of the shards of one list. */
 typedef struct te__fsdp_layout {
     size_t slot_params[TE_FSDP_MAX_SLOTS], slot_grads[TE_FSDP_MAX_SLOTS];
-    size_t params, grads; /* the shards of one list: that of the last te__fsdp_layout_next */
+    size_t params, grads; /* offsets of one list's shards, from te__fsdp_layout_next */
     size_t bytes;
 } te__fsdp_layout;
 

@@ -92,7 +92,7 @@ TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtyp
         sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
 /* Return an error if the matrix p is sharded over the tensor group, or if the GEMMs do not support its sizes. On CUDA,
- * this function also selects the GEMMs' algorithms, so that the first optimizer step need not do it. */
+ * this function also selects the GEMMs' algorithms, so that the first optimizer step need not select them. */
 TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
     TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
                "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "

@@ -97,8 +97,8 @@ TE_API te_status te__models_bound(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* Check what an optimizer requires of its models: each model is bound with gradients, is aligned, and is listed only
- * once, and all models together have at most 2^41 elements. */
+/* Check what an optimizer requires of its models: each model is bound to aligned memory, has gradients, and is listed
+ * only once, and all models together have at most 2^41 elements. */
 TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, who, ctx));
     const int64_t max_elements = INT64_C(1) << 41;

@@ -66,8 +66,8 @@ typedef struct te_recipes {
     const void *table;          /* the table of the weights, from te__fp8_cache_table */
     uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when `table` was made */
     te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
-    const void *update;         /* the te_recipes_adamw whose fused update casts weights or computes their amax; null
-                                 * without one */
+    const void *update;         /* the te_recipes_adamw whose fused update casts weights or computes their amax; null if
+                                 * the program uses no te_recipes_adamw */
 } te_recipes;
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */

@@ -1,6 +1,5 @@
 /* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with bitwise identical results. The optimizer's
- * kernels also compute the amax of the new weights, or cast the new weights to FP8. This saves the recipes' kernels one
- * read of the weights.
+ * kernels also compute the amax of the new weights, or cast the new weights to FP8. So the weights are read once less.
  *
  * Do this:
  *     static te_recipes recipes;                                // te_recipes_init
@@ -55,8 +54,8 @@ TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, 
     var.moments = moments, var.rule = TE_RULE_adamw;
     if (state.apply) te__adamw_chunk(&t, from, &state, &a->config, var);
 }
-/* Return the amax of a chunk's weights, as they are stored, as the bits of a float. The chunk begins at element `from`
- * of tensor t. */
+/* Return the bits of the largest |w| among the stored weights w of a chunk. The chunk begins at element `from` of
+ * tensor t. */
 TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_lanes lanes) {
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK);
     uint32_t amax = 0;

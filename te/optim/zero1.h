@@ -8,9 +8,9 @@
  *
  * Muon needs whole matrices. If the callback te_zero1.whole is set, each matrix for which it returns 1 belongs to one
  * rank. The matrices are assigned to ranks such that no rank's work exceeds the mean by more than the work of one
- * matrix. Every other tensor is then divided by itself, into one shard for each rank. A tensor of less than
- * TE_ZERO1_MIN_ELEMENTS elements is not divided but replicated, because a collective would take longer than updating
- * the tensor on every rank.
+ * matrix. Every other tensor is then cut into one shard for each rank. A tensor of less than TE_ZERO1_MIN_ELEMENTS
+ * elements is not divided but replicated, because a collective would take longer than updating the tensor on every
+ * rank.
  *
  * Do this:
  *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4
@@ -28,7 +28,7 @@ typedef struct te_zero1 {
     int rank, ranks;
     int (*whole)(const te_model *model, const te_param *p); /* returns 1 for matrices that must not be divided. Null:
                                                              * the parameter buffer of each model is divided, not each
-                                                             * tensor by itself */
+                                                             * tensor */
 } te_zero1;
 
 TE_API te_zero1 te_zero1_of(int rank, int ranks) {
@@ -134,13 +134,13 @@ TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
     return 1;
 }
-/* If te_zero1.whole is set, so that each tensor is sharded by itself: return how many elements each shard of parameter
- * p has; 0 if p is replicated. */
+/* If te_zero1.whole is set, each tensor is sharded separately. Return how many elements each shard of parameter p then
+ * has; 0 if p is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* If te_zero1.whole is set, so that each tensor is sharded by itself: set the iterator's range of the current
+/* If te_zero1.whole is set, each tensor is sharded separately. For this case, set the iterator's range of the current
  * parameter. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
  * parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
@@ -178,8 +178,8 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* Check that `zero1` divides the parameters of each model whose gradients te_fsdp_init has sharded into the same shards
- * as te_fsdp_init. */
+/* If te_fsdp_init has sharded a model's gradients, check that `zero1` divides the model's parameters into the same
+ * shards. */
 TE_API te_status te__zero1_check_shards(te_model *const *models, int count, te_zero1 zero1, const char *who,
                                         te_context *ctx) {
     for (int i = 0; i < count; i++) {

@@ -354,15 +354,15 @@ enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
        TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a block that a lane holds */ };
 
 TE_BOTH int te__moments_8bit(te_dtype moments) { return moments == TE_e4m3; }
-/* Return the bytes that the m or the v of a tensor takes. elements: the tensor's elements. For several tensors, round
- * each tensor's elements up to a multiple of TE_MOMENT_BLOCK, and pass the sum. */
+/* Return the bytes that the m or the v of a tensor takes. elements: the tensor's number of elements. For several
+ * tensors, round each tensor's number of elements up to a multiple of TE_MOMENT_BLOCK, and pass the sum. */
 TE_API size_t te__moments_bytes(int64_t elements, te_dtype moments) {
     const int64_t blocks = te_ceil_div(elements, TE_MOMENT_BLOCK);
     if (!te__moments_8bit(moments)) return (size_t)elements * te_dtype_bytes(moments);
     return (size_t)(blocks * (TE_MOMENT_BLOCK + (int64_t)sizeof(float)));
 }
 /* Return the address of the block scales of a tensor's m or v, which follow the codes in memory. elements: the tensor's
- * elements. */
+ * number of elements. */
 TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
     return (float *)(void *)((char *)moment + (elements + TE_MOMENT_BLOCK - 1) / TE_MOMENT_BLOCK * TE_MOMENT_BLOCK);
 }

@@ -27,8 +27,8 @@
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
 /* Where and how a kernel stores its result in FP8 for a GEMM with one scale per tensor. If y is null, the result is not
- * stored in FP8. If y is null but `amax` is not, *amax receives the amax of the result, which is stored in the dtype of
- * the list of ops and cast to FP8 later. All pointers point to target memory. */
+ * stored in FP8 but in the dtype of the list of ops; if `amax` is not null, the kernel then computes the amax of this
+ * result, for a later cast to FP8. All pointers point to target memory. */
 typedef struct te_pointwise_fp8 {
     /* [rows, out], the result. Format: e4m3 in forward; e4m3 or e5m2 in backward, as the option `gradients` says */
     void *y;

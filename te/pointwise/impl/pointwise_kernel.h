@@ -83,8 +83,8 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), adjacent = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
-              block = b.x / tiles; /* the first `tiles` blocks work on the same rows, but on different columns, and so
-                                    * on */
+              block = b.x / tiles; /* thread blocks with the same `block` work on the same rows, but on different
+                                    * columns */
     const int64_t first = (int64_t)block * k.groups * (adjacent ? te_map_batch(k) : 1) + group;
     const int64_t step = adjacent ? k.groups : (int64_t)(b.nx / tiles) * k.groups;
     if (!k.backward && c->take.taken && b.x == 0 && group == 0 && g.id == 0) te_rng_take_body(&c->take);

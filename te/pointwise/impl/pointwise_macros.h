@@ -121,7 +121,7 @@
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
 /* 1 if the op and the fork whose value it reads are in the same pattern, else 0. If 1, the pattern's own kernel stores
- * this value (in backward, the gradient that the op sends to the fork) before it reads it. */
+ * this value (in backward, the gradient that the op sends to the fork) before reading the value. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \

@@ -65,10 +65,10 @@ typedef struct te_pointwise_exit {
     int gathered;
 } te_pointwise_exit;
 
-/* Return whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. `saved` says
- * whether forward also saves the result in the list's dtype. If not, the GEMM's step quantizes the operand. Training
- * under fp8_block also needs the transpose of the operand, which only a tile kernel can store
- * (pointwise_quantize_transpose.h); so the function returns 0 if the step has no tile kernel. */
+/* Return 1 if the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes; 0 if the GEMM's step
+ * quantizes the operand. saved: 1 if forward also saves the operand in the dtype of the list of ops. Training under
+ * fp8_block also needs the transpose of the operand, which only a tile kernel can store
+ * (pointwise_quantize_transpose.h); if the step has no tile kernel, the result is then 0. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -274,7 +274,7 @@ typedef struct te_pointwise_grad {
 } te_pointwise_grad;
 
 /* Make op i, an add or a mul, store the gradient of its fork's value. If ops later in the list also use the fork, op i
- * adds their gradient (st->edge) to its own contribution, and stores the sum (te/ops/residual.h). */
+ * adds the gradient from these ops (st->edge) to its own contribution, and stores the sum (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const int first = te__is_last_use(r->plan, i);
