@@ -42,7 +42,8 @@ typedef struct te_microscaled_shape {
                              * elements in each byte, the first element in the low half; the line is padded with zeros
                              * to whole blocks */
     int64_t data_bytes;
-    int64_t scale_bytes;    /* bytes of the scales, one for each; swizzled scales are padded to whole tiles */
+    int64_t scale_bytes;    /* bytes of all scales; a scale takes one byte, and swizzled scales are padded to whole
+                             * tiles */
 } te_microscaled_shape;
 
 /* Return the sizes for a tensor [rows, cols]. columnwise: 1 for the columnwise form, 0 for the rowwise form. swizzled:

@@ -18,7 +18,7 @@ typedef enum te_gguf_kind { TE_GGUF_KINDS(TE_GGUF_KIND_ENUM) TE_GGUF_KIND_COUNT 
 #undef TE_GGUF_KIND_ENUM
 
 /* The types of tensors, X(name, number in a file, values of a block, bytes of a block) for each. A row of a tensor is a
- * whole number of blocks. ggml never writes the type numbers that are missing here, or has removed them. */
+ * whole number of blocks. Type numbers that are missing here do not occur in files, or ggml has removed them. */
 #define TE_GGUF_TYPES(X)                                                                                             \
     X(F32, 0, 1, 4) X(F16, 1, 1, 2) X(Q4_0, 2, 32, 18) X(Q4_1, 3, 32, 20) X(Q5_0, 6, 32, 22) X(Q5_1, 7, 32, 24)      \
     X(Q8_0, 8, 32, 34) X(Q2_K, 10, 256, 84) X(Q3_K, 11, 256, 110) X(Q4_K, 12, 256, 144)                              \

@@ -48,15 +48,15 @@ typedef struct te_adamw {
     float *master;
     int64_t m_elements, v_elements; /* the numbers of elements in m and in v, including the gaps between tensors. Only
                                        tensors that AdamW updates have a v */
-    te_rule rule;                   /* `rule`, and below `moments`, `no_master` and `takes`, are copies of the config's
-                                     * values at te_adamw_init */
+    te_rule rule;                   /* the config's value at te_adamw_init; so are the members moments, no_master and
+                                     * takes below */
     te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;
     te__muon muon;
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
     uint64_t fingerprint;           /* value of te__params_fingerprint when the table `tensor` was made */
-    int has_masters;                /* 1: a tensor's master weights are separate from its weights */
+    int has_masters;                /* 1: at least one tensor has master weights besides its weights */
     te_loss_scale_state *scaler;    /* the state of dynamic loss scaling, set by te_adamw_use_loss_scaler; null without
                                      * loss scaling */
     /* Two counts, as they were when the master weights last agreed with the weights: te__params_writes (the writes to

@@ -358,8 +358,8 @@ TE_IF_USED TE_API te_status te__fsdp_open(te_fsdp *f, char *base, te_model *cons
  * forward runs them. memory: target memory of te_fsdp_bytes bytes, aligned to TE_ALIGN. All weights are 0 after this
  * call, so the program must initialise them or load a checkpoint. All ranks of the data group must call this function
  * with the same models and config, and the ranks wait for each other. A data group of one rank is allowed. Errors: null
- * pointers; memory too small or misaligned; a model that is bound already or listed twice, or that has tied parameters
- * or weights in a format of blocks; a setting that differs between ranks. */
+ * pointers; memory too small or misaligned; a model that is bound already or listed twice, or that has tied parameters,
+ * or weights in another dtype than its list (option (weights, f32)); a setting that differs between ranks. */
 TE_IF_USED TE_API te_status te_fsdp_init(te_fsdp *f, void *memory, size_t bytes, te_model *const *models, int count,
                                          const te_fsdp_config *config, te_context *ctx) {
     TE_TRY(te__fsdp_check(models, count, config, ctx));

@@ -37,7 +37,7 @@ TE_API te_param_iter te_params_of(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0, it.model = 0, it.index = -1, it.param = 0;
     return it;
 }
-/* Go to the next parameter. Returns 0 if there is none. */
+/* Go to the next parameter. Returns 0 if no parameter is left. */
 TE_API int te_params_next(te_param_iter *it) {
     for (; it->model < it->count; it->model++, it->index = -1)
         while (it->models[it->model] && ++it->index < it->models[it->model]->param_count) {

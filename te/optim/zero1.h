@@ -165,7 +165,7 @@ TE_API int te__zero1_part_of_param(te_zero1_iter *it) {
     if (it->is_replicated) return te__zero1_intersect(it, shard * ranks, all);
     return te__zero1_intersect(it, shard * it->zero1.rank, shard * (it->zero1.rank + 1));
 }
-/* Go to the next range. Returns 0 if there is none. */
+/* Go to the next range of elements that this rank updates. Returns 0 if no range is left. */
 TE_API int te_zero1_next(te_zero1_iter *it) {
     for (;;) {
         while (it->next != TE__ZERO1_DONE)

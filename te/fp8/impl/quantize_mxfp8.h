@@ -50,9 +50,9 @@ TE_FN te__mxfp8_kind te__mxfp8_kind_of(const int aligned, const int rounded, con
     k.aligned = aligned, k.rounded = rounded, k.from = from;
     return k;
 }
-/* Return which part of a unit lane number `lane` of the thread block holds. unit: the number of the unit in the whole
- * tensor. Four units, side by side, form a tile. On CUDA the lanes of a warp are 16 across and 2 down, so that the warp
- * loads 128 columns of a row at once. */
+/* Return the part of a unit that is held by lane number `lane` of the thread block. unit: the number of the unit in the
+ * whole tensor. Four units, side by side, form a tile. On CUDA the lanes of a warp are 16 across and 2 down, so that
+ * the warp loads 128 columns of a row at once. */
 TE_FN te__mxfp8_lane te__mxfp8_lane_of(int64_t cols, uint32_t unit, int lane) {
     te__mxfp8_lane l;
     const uint32_t tiles_across = (uint32_t)te_ceil_div(cols, TE_MXFP8_TILE_COLS), tile = unit / 4;

@@ -174,9 +174,9 @@ TE_FN te__nvfp4_tile te__nvfp4_tile_of(const te_quantize_microscaled *q, te_bloc
     t.col = (int64_t)((uint32_t)b.x % across) * (TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
     return t;
 }
-/* Return which part of a 16 x 16 unit this lane holds. i: on the host, where one lane casts all units of the tile, the
- * number of the unit; on CUDA, where a lane has only one unit, 0. The 16 units of a warp are arranged 4 x 4, so that
- * eight lanes load 64 columns of a row; the warps are arranged 2 x 4. */
+/* Return the part of a 16 x 16 unit that this lane holds. i: on the host, where one lane casts all units of the tile,
+ * the number of the unit; on CUDA, where a lane has only one unit, 0. The 16 units of a warp are arranged 4 x 4, so
+ * that eight lanes load 64 columns of a row; the warps are arranged 2 x 4. */
 TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, const te__nvfp4_tile *t, te_lanes g, int i) {
     te__nvfp4_lane l;
     l.unit_row = TE_CUDA ? g.id / 128 * 4 + g.id / 8 % 4 : i / TE_NVFP4_TILE_COLS;
@@ -221,7 +221,7 @@ TE_FN uint32_t te__hadamard16_amax(float v[16]) {
     TE_UNROLL for (int i = 0; i < 8; i++) m[i] = fabsf(v[i]) + fabsf(v[i + 8]);
     const uint32_t bits = te_amax_bits8(0, m);
     if (bits != 0x7f800000u) return bits;
-    te__hadamard16_step(v, 8); /* a| + |b| is infinite, but a + b or a - b may be NaN, so run the last step */
+    te__hadamard16_step(v, 8); /* |a| + |b| is infinite, but a + b or a - b may be NaN, so run the last step */
     return te_amax_bits8(te_amax_bits8(0, v), v + 8);
 }
 TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {

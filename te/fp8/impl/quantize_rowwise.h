@@ -70,7 +70,7 @@ TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dt
         te_vec8_load(&e, q->x, row + col, 8, 1, from);
         te_vec8_floats(v, &e, from), bits = te_amax_bits8(bits, v);
     }
-    /* te_lanes_max ignores NaNs, so replace a NaN by infinity. For both, the scale of the row is 1 */
+    /* te_lanes_max ignores NaNs, so replace a NaN by infinity: a row with either of the two has the scale 1 */
     float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
     te_lanes_max(&amax, &g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), te_fp8_max(to), &q->rule);

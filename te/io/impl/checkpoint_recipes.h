@@ -87,8 +87,8 @@ TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
     const size_t head = (size_t)((char *)from->history - (char *)from->memory);
     const int kept = to->length < from->length ? to->length : from->length;
     memset(to->memory, 0, to->bytes);
-    memcpy(to->memory, from->memory, head); /* The arrays in front of the histories have the same layout in both,
-                                             * whatever the histories' lengths */
+    memcpy(to->memory, from->memory, head); /* In *from and *to, the arrays in front of the histories have the same
+                                             * layout, whatever the histories' lengths */
     if (to->length == from->length) {
         memcpy(to->history, from->history, (size_t)from->count * (size_t)from->length * sizeof(float));
         return;

@@ -29,8 +29,8 @@ typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shar
 /* A shard of a tensor, i.e. a range of the tensor's elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
-    int64_t from, elements;  /* the range of elements in the shard, [from, from + elements). Index 0 is the first of
-                              * this rank's elements of the parameter */
+    int64_t from, elements;  /* the shard's elements, from to from + elements - 1, counted from this rank's first
+                              * element of the parameter */
     int saves;               /* 1: this rank saves the shard's elements that are not copies of another rank's elements
                               * (te_shard_layout.owned). If several ranks of a data group hold the shard, exactly one of
                               * these ranks saves it */

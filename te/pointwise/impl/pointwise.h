@@ -27,8 +27,8 @@
 typedef struct te_smem16 { uint32_t w[4]; } __attribute__((aligned(16))) te_smem16; /* 16 bytes of shared memory */
 
 /* Where and how a kernel stores its result in FP8 for a GEMM with one scale per tensor. If y is null, the result is not
- * stored in FP8 but in the dtype of the list of ops; if `amax` is not null, the kernel then computes the amax of this
- * result, for a later cast to FP8. All pointers point to target memory. */
+ * stored in FP8; if `amax` is not null, the kernel then computes the amax of the result, rounded to the dtype of the
+ * list of ops, for a later cast to FP8. All pointers point to target memory. */
 typedef struct te_pointwise_fp8 {
     /* [rows, out], the result. Format: e4m3 in forward; e4m3 or e5m2 in backward, as the option `gradients` says */
     void *y;
@@ -99,8 +99,8 @@ typedef struct te_lane {
  * if the row has two halves. A macro generates the function, with one call for each op. */
 typedef void (*te_stages_fn)(te_lane *l, const te_pointwise *c, int from, int to);
 
-/* The properties for which a kernel is compiled. All members are compile-time constants. Only if the model's widths are
- * known at run time only, `half` and the members that te_shape_at changes are variables. */
+/* The properties for which a kernel is compiled. All members are compile-time constants, with one exception: `half` and
+ * the members that te_shape_at changes are variables if the model's widths are known only at run time. */
 typedef struct te_kernel_shape {
     te_dtype in, out, weight;  /* number formats of x, y and the parameters */
     /* A row of x has half * in_halves columns, and a row of y has half * out_halves columns. With a gated op, in_halves

@@ -88,7 +88,7 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
 /* Return slice number i of this lane (eight columns of several rows). g: the lane's group. p: the rows of the group,
- * and its first vector of columns. */
+ * and the number of its first vector of eight columns. */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;

@@ -297,8 +297,8 @@
 
 /* Each of the macros TE__POINTWISE_OF_* defines the kernels of a step in one kind of model. The suffix says whether the
  * model's widths are constants (fixed) or known only at run time (dims), and whether the model names an FP8 recipe
- * (fp8). The macros TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. Only if the op that reads the
- * kernel's result needs scales for rows or tiles, the kernel contains code that computes such scales. */
+ * (fp8). The macros TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. A kernel contains code that
+ * computes scales for rows or tiles only if the op that reads the kernel's result needs such scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
