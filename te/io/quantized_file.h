@@ -9,13 +9,13 @@
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 1, "model.layers.0.", &from, &ctx));
  *     te_block_weights_release(&w, &ctx);
  *
- * For each name in the table, the file must have the tensors of one of these entries, which are tried in this order:
+ * The file must have one of these three groups of tensors for each <name> in the table; they are tried in order:
  *     <name>                     F32, F16 or BF16; cast to the op's format of blocks, or converted to the list's dtype
  *     <name>_blocks, <name>_scales
  *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32];
  *                                for an expert_linear (TE_PACKED_EXPERTS), or a linear, which gets one expert
- *     qweight, qzeros, scales, and perhaps g_idx, each instead of "weight" at the end of the name: GPTQ with qweight
- *                                I32 [cols / 8, rows], or AWQ (packed for GEMMs) with qweight I32 [cols, rows / 8]
+ *     <name> with its ending "weight" replaced by qweight, qzeros, scales, and perhaps g_idx
+ *                                GPTQ, qweight I32 [cols / 8, rows]; or AWQ (for GEMMs), qweight I32 [cols, rows / 8]
  * Codes and scales of 4-bit weights are not rounded. MXFP4 becomes the format mxfp4. GPTQ and AWQ become int4 or int4z
  * with blocks of 128, 64 or 32 weights, the largest of these sizes that divides the file's group size. te_mxfp4_load
  * converts MXFP4 to parameters in floats, through the views of te_packed_add.

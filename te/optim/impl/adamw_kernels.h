@@ -415,8 +415,8 @@ typedef struct te__adamw8_block { te__adamw_vec vec[TE__ADAMW8_VECS]; } te__adam
 TE_FN int64_t te__adamw8_offset(int64_t i, int k, int lane) {
     return i + (int64_t)TE__ADAMW_WIDTH * (k * TE__MOMENT_LANES + lane);
 }
-/* Load the moments of one vector as floats. A vector may extend past the tensor's end, because the memory of the codes
- * is padded to whole blocks with codes that are 0. */
+/* Load the moments of one vector as floats. A vector may extend past the tensor's end: the memory of the codes is
+ * padded to whole blocks, with codes that are 0. */
 TE_FN void te__adamw8_load_moments(te__adamw_floats *f, const void *codes, int64_t i, float scale, const int root) {
     const uint32_t *const word = (const uint32_t *)(const void *)((const uint8_t *)codes + i);
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
