@@ -276,7 +276,7 @@ TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t by
 }
 /* Return an error if a block of 8-bit moments has both elements that several ranks hold (te_param.copies) and elements
  * that only this rank holds. All elements of a block share one scale. In such a block the scale would differ between
- * the ranks, and so would the moments of the elements that all of them hold. */
+ * the ranks, and their copies of the same moments would differ, too. */
 TE_API te_status te__adamw_check_copies(const te_param *p, te_dtype moments, te_context *ctx) {
     const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
     TE_REQUIRE(s.copies == 1 || s.first % TE_MOMENT_BLOCK == 0 || !te__moments_8bit(moments), ctx, TE_ERROR_SHAPE,

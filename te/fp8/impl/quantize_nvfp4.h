@@ -102,8 +102,8 @@ TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
  * before they are rounded to e2m1. value: the number by which an e2m1 element must be multiplied to get its value. */
 typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
 /* The scales of y or of yt. of_code: on CUDA, a table in shared memory with a te__nvfp4_block_scale for each ue4m3
- * code. rng: for stochastic rounding, a copy of the random state, because a kernel would load the original state again
- * after each store. */
+ * code. rng: for stochastic rounding, a local copy of *q->rng, because the compiler would load *q->rng again after each
+ * store. */
 typedef struct te__nvfp4_scales {
     te_nvfp4_scale tensor;
     const te__nvfp4_block_scale *of_code;

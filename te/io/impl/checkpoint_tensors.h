@@ -90,8 +90,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* If `loads` is set, copy the elements of *part to all shards of the tensor that this rank has. Otherwise copy the
- * shards that this rank saves to *part. */
+/* If `loads` is set, copy the elements of *part to all shards of the tensor that this rank has. Otherwise copy to *part
+ * those shards of which te__tensor_shard.saves is 1. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)

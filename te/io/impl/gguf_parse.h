@@ -122,8 +122,8 @@ TE_API int te__gguf_by_key(const void *a, const void *b) {
 TE_API int te__gguf_by_name(const void *a, const void *b) {
     return te__gguf_order(((const te_gguf_tensor *)a)->name, ((const te_gguf_tensor *)b)->name);
 }
-/* Read the metadata of a file into *values[*count], sorted by key. claimed: the number of metadata values that the file
- * states. The caller must free *values even after an error. */
+/* Read the metadata of a file into the array *values, which then has *count entries, sorted by key. claimed: the number
+ * of metadata values that the file states. The caller must free *values even after an error. */
 TE_API te_status te__gguf_read_values(te_gguf_value **values, int *count, te__gguf_cursor *c, uint64_t claimed) {
     for (uint64_t i = 0; i < claimed; i++) { /* if `claimed` is too large, reading fails at the file's end */
         te_gguf_value *grown = *count < 1 << 28 ? (te_gguf_value *)te__grow(*values, *count, sizeof **values) : 0;

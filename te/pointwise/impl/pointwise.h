@@ -282,8 +282,8 @@ TE_FN void te__pointwise_round(float v[8], te_dtype to) {
     te_vec8_of_pairs(&e, v, to);
     te_vec8_floats(v, &e, to);
 }
-/* Return the maximum of amax_bits and |v[i]| for the elements v[i] that lie inside the row. Both are the bits of
- * floats. */
+/* Return the maximum of amax_bits and |v[i]| for the elements v[i] that lie inside the row. amax_bits and the result
+ * are the bits of floats. */
 TE_FN uint32_t te__pointwise_amax(uint32_t amax_bits, const float v[8], te_place at) {
     if (at.aligned) return te_amax_bits8(amax_bits, v);
     TE_UNROLL

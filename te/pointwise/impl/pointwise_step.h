@@ -1,10 +1,10 @@
-/* pointwise_step.h -- runs a step of a plan that is one pointwise kernel: decides where the step's values are stored,
+/* pointwise_step.h -- runs the steps of a plan that are pointwise kernels: decides where a step's values are stored,
  * fills in the kernel's arguments, and launches the kernel.
  *
- * The kernel runs the ops of the step on values in registers. Some intermediate values must also be in memory, because
- * backward reads them or because a fork passes them to a later op. The op that produces such a value stores the value
- * to te_stage.out. How the step's result is stored depends on the op that reads it (te__policy): in the dtype of the
- * list of ops, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
+ * The kernel of a step runs the step's ops on values in registers. Some intermediate values must also be in memory,
+ * because backward reads them or because a fork passes them to a later op. The op that produces such a value stores the
+ * value to te_stage.out. How the step's result is stored depends on the op that reads it (te__policy): in the dtype of
+ * the list of ops, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
