@@ -1,7 +1,7 @@
 /* block_weights.h -- binds the parameters of a list of ops for inference to the tensors of a file. A tensor of the file
- * is quantized in a format of blocks (groups of weights with a common scale), or it holds floats. gguf_weights.h and
- * quantized_file.h find the tensors in files of their formats. A te_block_weights holds the memory that a binding
- * allocates, and te_block_weights_release frees this memory:
+ * is quantized in a format of blocks (groups of weights with a common scale), or it holds floats. gguf_weights.h finds
+ * the tensors in GGUF files, and quantized_file.h in safetensors files. A te_block_weights holds the memory that a
+ * binding allocates, and te_block_weights_release frees this memory:
  *     te_block_weights w;                                               // must live as long as `block`
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 4, "model.layers.0.", &from, &ctx));
  *     te_block_weights_print(stdout, &w, &block.model);                 // formats, and the errors of casts

@@ -61,7 +61,7 @@ typedef struct te_gguf_tensor {
     int64_t shape[TE_GGUF_MAX_RANK]; /* the last dimension is contiguous: a matrix is [rows, cols]. The file stores
                                       * the dimensions in the opposite order */
     const void *data;                /* address of the tensor's data in the mapped file */
-    uint64_t bytes, offset;          /* offset: bytes from the first tensor's data to this tensor's data */
+    uint64_t bytes, offset;          /* offset: bytes from the start of the file's tensor data */
     int file;                        /* index of the file that contains the tensor, in te_gguf.file */
     int uses;                        /* number of parameters that te_gguf_bind has bound to the tensor */
 } te_gguf_tensor;

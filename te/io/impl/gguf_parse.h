@@ -323,8 +323,8 @@ TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *
     else f->value = values, f->values = count;
     return status;
 }
-/* Sort the tensors of all files by name. Check that their names differ, and that their number is the one in the
- * metadata. */
+/* Sort the tensors of all files by name. Check that their names differ, and that there are as many tensors as the
+ * metadata say. */
 TE_API te_status te__gguf_finish(te_gguf *f, const te__gguf_split *split, te_context *ctx) {
     TE_REQUIRE(split->tensors < 0 || split->tensors == f->tensors, ctx, TE_ERROR_FORMAT,
                "%.120s: split.tensors.count is %lld, the files have %d", f->path, (long long)split->tensors,
