@@ -10,10 +10,10 @@
  *   nvfp4   e2m1      16 elements of a row;        ue4m3          f32: amax / (6 * 448)
  *                     of weights 16 x 16
  *
- * A tensor is stored up to twice. In the rowwise form, a block is a part of a row of x. In the columnwise form, a block
- * is a part of a column of x; this form is for the GEMM of a weight gradient, which sums over rows. Blocks at the end
- * of a row or a column may be incomplete. Sources: OCP Microscaling Formats (MX) Specification 1.0; NVIDIA,
- * "Pretraining Large Language Models with NVFP4" (2025); the layouts are those of TransformerEngine.
+ * A tensor x may be stored in two forms. In the rowwise form, a block is a part of a row of x. In the columnwise form,
+ * a block is a part of a column of x; the GEMM of a weight gradient reads this form, because it sums over the rows of
+ * x. Blocks at the end of a row or a column may be incomplete. Sources: OCP Microscaling Formats (MX) Specification
+ * 1.0; NVIDIA, "Pretraining Large Language Models with NVFP4" (2025); the layouts are those of TransformerEngine.
  */
 #ifndef TE_MICROSCALED_H
 #define TE_MICROSCALED_H
@@ -27,8 +27,8 @@ typedef enum te_microscaling { TE_MXFP8, TE_NVFP4 } te_microscaling;
 enum {
     TE_MXFP8_BLOCK = 32, /* the number of elements of a block of MXFP8 */
     TE_NVFP4_BLOCK = 16,
-    /* the size of a tile of swizzled scales. The scales of 128 rows and of 4 blocks in each row lie in 512 consecutive
-     * bytes (cuBLAS, "Layouts of 1D block scaling factors") */
+    /* the size of a tile of swizzled scales: the scales of 4 blocks in each of 128 rows lie in 512 consecutive bytes
+     * (cuBLAS, "Layouts of 1D block scaling factors") */
     TE_SCALE_TILE_ROWS = 128,
     TE_SCALE_TILE_BLOCKS = 4
 };
@@ -37,16 +37,17 @@ enum {
  * in the columnwise form. */
 typedef struct te_microscaled_shape {
     int64_t lines, blocks;  /* the number of lines, and the number of blocks in each line */
-    int64_t pitch;          /* the bytes from one row of the elements to the next. For mxfp8, the elements are [rows,
-                             * cols] in the order of x, also in the columnwise form. For nvfp4, a row of the elements is
-                             * a line with two elements in each byte, the first one in the low half; the line is padded
-                             * with zeros to whole blocks */
+    int64_t pitch;          /* the bytes from one row of te_microscaled_out.data to the next. mxfp8: `data` is [rows,
+                             * cols] in the order of x, in both forms. nvfp4: a row of `data` is a line, with two
+                             * elements in each byte, the first element in the low half; the line is padded with zeros
+                             * to whole blocks */
     int64_t data_bytes;
-    int64_t scale_bytes;    /* one byte for each scale; swizzled scales are padded to whole tiles */
+    int64_t scale_bytes;    /* bytes of all scales; a scale takes one byte, and swizzled scales are padded to whole
+                             * tiles */
 } te_microscaled_shape;
 
-/* Return the sizes for a tensor [rows, cols]. columnwise: 1 if blocks are parts of columns, 0 if they are parts of
- * rows. swizzled: 1 if scales are in tiles of 128 x 4 (te_swizzled_scale_at), 0 if they are in plain order. */
+/* Return the sizes for a tensor [rows, cols]. columnwise: 1 for the columnwise form, 0 for the rowwise form. swizzled:
+ * 1 if scales are in tiles of 128 x 4 (te_swizzled_scale_at), 0 if scales are a plain matrix. */
 TE_BOTH te_microscaled_shape te_microscaled_shape_of(te_microscaling format, int64_t rows, int64_t cols, int columnwise,
                                                      int swizzled) {
     te_microscaled_shape s;
@@ -58,16 +59,18 @@ TE_BOTH te_microscaled_shape te_microscaled_shape_of(te_microscaling format, int
                              : s.lines * s.blocks;
     return s;
 }
-/* Return the index, in swizzled scales, of the scale of block `block` of line `line`. cuBLASLt reads this layout: tiles
- * of 128 lines x 4 blocks, in row-major order; within a tile, the scales of lines that are 32 apart are neighbours. */
+/* Return the index, in swizzled scales, of the scale of block number `block` of line number `line`. cuBLASLt reads this
+ * layout: tiles of 128 lines x 4 blocks, in row-major order. Within a tile, the scales of lines that are 32 apart are
+ * neighbours. */
 TE_BOTH int64_t te_swizzled_scale_at(int64_t blocks, int64_t line, int64_t block) {
     const int64_t tile = line / TE_SCALE_TILE_ROWS * te_ceil_div(blocks, TE_SCALE_TILE_BLOCKS) +
                          block / TE_SCALE_TILE_BLOCKS;
     return tile * (TE_SCALE_TILE_ROWS * TE_SCALE_TILE_BLOCKS) + line % 32 * 16 + line / 32 % 4 * 4 +
            block % TE_SCALE_TILE_BLOCKS;
 }
-/* Return the index of the scale of block `block` of line `line`. Unswizzled scales are a matrix [lines, blocks], except
- * those of a columnwise mxfp8 tensor, which are [blocks, lines], in the order of x. */
+/* Return the index of the scale of block number `block` of line number `line`. Scales that are not swizzled are a
+ * matrix [lines, blocks], except for mxfp8 in the columnwise form, whose scales are [blocks, lines], in the order of
+ * x. */
 TE_BOTH int64_t te_microscale_at(te_microscaling format, const te_microscaled_shape *s, int64_t line, int64_t block,
                                  int columnwise, int swizzled) {
     if (swizzled) return te_swizzled_scale_at(s->blocks, line, block);
@@ -76,15 +79,15 @@ TE_BOTH int64_t te_microscale_at(te_microscaling format, const te_microscaled_sh
 
 /* ---- a cast ------------------------------------------------------------------------------------------------------ */
 
-/* The outputs of a cast, rowwise or columnwise. Each pointer points to target memory, or is null if this output is not
- * wanted. */
+/* The outputs of a cast in one of the two forms, rowwise or columnwise. The pointers point to target memory; an output
+ * whose pointer is null is not stored. */
 typedef struct te_microscaled_out {
-    uint8_t *data, *scales; /* the elements, and the scales of the blocks (te_microscaled_shape_of). Either both
-                             * pointers are null or none */
-    void *rounded;          /* the values that `data` and `scales` stand for, as a matrix [rows, cols] in the dtype of
-                             * x. A GEMM of this dtype on these values emulates a GEMM of the block-scaled format.
-                             * Columnwise with the Hadamard transform, these are the transformed values, [rows rounded
-                             * up to a multiple of 16, cols] */
+    uint8_t *data, *scales; /* the elements, and the scales of the blocks (te_microscaled_shape_of). Both pointers must
+                             * be null, or neither */
+    void *rounded;          /* the values that `data` and `scales` represent, in the dtype of x, as a matrix [rows,
+                             * cols]. A GEMM of this dtype on `rounded` emulates a GEMM on the block-scaled format. In
+                             * the columnwise form with the Hadamard transform, `rounded` has the transformed values,
+                             * [rows rounded up to a multiple of 16, cols] */
 } te_microscaled_out;
 
 typedef struct te_quantize_microscaled {
@@ -93,10 +96,10 @@ typedef struct te_quantize_microscaled {
     int64_t rows, cols;
     int swizzled;             /* 1: the scales of y and yt are swizzled */
     /* The members below are for nvfp4 only. */
-    float *amax;              /* [2], output: the largest |x|, and the largest |x| after the Hadamard transform; in
-                               * target memory, must not be null */
-    int square_blocks;        /* 1: a block is 16 x 16 elements, in y and in yt (for weights). Must be 0 with `hadamard`
-                               * or `rng` */
+    float *amax;              /* [2], output in target memory, not null: the largest |x|, and the largest |x| after the
+                               * Hadamard transform */
+    int square_blocks;        /* 1: a block of y and of yt is 16 x 16 elements (for weights). Must be 0 if `hadamard` or
+                               * `rng` is set */
     int hadamard;             /* 1: yt is the cast of the transformed x (te_hadamard16) */
     const te_rng *rng;        /* the random state for stochastic rounding; null: round to nearest even */
     uint32_t stream;          /* the number of the random stream for stochastic rounding: y draws from `stream`, yt from
@@ -110,20 +113,20 @@ TE_BOTH te_quantize_microscaled te_quantize_microscaled_of(int64_t rows, int64_t
     return q;
 }
 
-/* Return the larger one of m and |v|; if v is NaN, return m. */
+/* Return max(m, |v|), or m if v is NaN. */
 TE_FN float te__microscaled_max(float m, float v) {
     const float a = fabsf(v);
     return TE_CUDA ? fmaxf(m, a) : a > m ? a : m;
 }
-/* Return the distance, in scales, from the scale of a block of one line to the scale of the same block of the next
- * line. Swizzled scales have a constant distance only within 32 lines. */
+/* Return the distance, in scales, from the scale of a block to the scale of the block with the same number in the next
+ * line. For swizzled scales, the result is valid only between lines of the same 32 lines. */
 TE_BOTH int64_t te__microscale_stride(te_microscaling format, const te_microscaled_shape *s, int columnwise,
                                       int swizzled) {
     return swizzled ? 16 : columnwise && format == TE_MXFP8 ? 1 : s->blocks;
 }
-/* Store the first n of eight rounded values, which a GEMM of the dtype `from` will read. In f16, rounding to a block's
- * format can raise 65504, the largest number, beyond the range of f16. Such a finite value becomes 65504, not
- * infinity. */
+/* Store the first n of the eight values v to the elements from index `at` on of `to`, an array in the dtype `from`.
+ * Rounding to a block-scaled format can increase a finite number beyond 65504, the largest f16 number. In f16, such a
+ * number is stored as 65504, not as infinity. */
 TE_FN void te__microscaled_store_rounded(void *to, int64_t at, float v[8], int n, int aligned, const te_dtype from) {
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const uint32_t u = te_bits_of_float(v[k]), a = u & 0x7fffffffu, largest = 0x477fe000u; /* 65504 */
@@ -162,7 +165,7 @@ TE_API te_status te__microscaled_check(const te_quantize_microscaled *q, te_micr
     TE_REQUIRE(!rounded || q->cols % 8 == 0, ctx, TE_ERROR_SHAPE, "%s: %lld columns; it takes multiples of eight", who,
                (long long)q->cols);
     TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
-               (long long)q->cols); /* kernels compute the bytes of a row in 32 bits */
+               (long long)q->cols); /* because kernels compute the bytes of a row in 32 bits */
     if (format == TE_MXFP8) return TE_OK;
     TE_REQUIRE(q->amax, ctx, TE_ERROR_NULL, "%s: amax is null; nvfp4 has a scale for the tensor", who);
     TE_REQUIRE(!q->hadamard || !q->square_blocks, ctx, TE_ERROR_VALUE,
@@ -171,7 +174,7 @@ TE_API te_status te__microscaled_check(const te_quantize_microscaled *q, te_micr
                "%s: blocks of 16 x 16 are rounded to nearest; rng must be null", who);
     return TE_OK;
 }
-/* Set the scales to 0 if their array contains padding, because the cast does not write the padding. */
+/* If the array of scales has padding, set the whole array to 0 before the cast, which does not write the padding. */
 TE_API te_status te__microscaled_clear_padding(const te_quantize_microscaled *q, te_microscaling format,
                                                te_context *ctx) {
     for (int columnwise = 0; columnwise < 2; columnwise++) {

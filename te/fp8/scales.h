@@ -1,24 +1,24 @@
-/* scales.h -- the ways to scale a matrix in FP8, and the layouts of the scales; and te_scales, the scales of all FP8
- * tensors of a model, which one kernel updates.
+/* scales.h -- the ways to scale a matrix in FP8, the layouts of the scales, and te_scales: the scales of all FP8
+ * tensors of a model, which are updated by one kernel.
  *
  * Do this:
  *     const size_t bytes = te_scales_bytes(count, 1024);
  *     TE_TRY(te_allocate(ctx, &memory, bytes));
  *     TE_TRY(te_scales_init(&s, memory, bytes, formats, count, 1024, ctx));
- *     ... casts of tensor i read s.scale[i] and update s.amax[i]; products read te_scales_inverse(&s, i) ...
- *     TE_TRY(te_scales_update(&s, 0, count, &rule, ctx));        // once a step, after its last pass
+ *     ... casts of tensor i read s.scale[i] and update s.amax[i]; GEMMs read te_scales_inverse(&s, i) ...
+ *     TE_TRY(te_scales_update(&s, 0, count, &rule, ctx));        // once per optimizer step
  *
  * Delayed scaling (Micikevicius et al. 2022): the scale is computed from the amax of earlier optimizer steps, so the
  * kernel that produces a tensor can cast it at once. scale = format_max / amax / 2^margin, where amax is either the
- * largest or the most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays unchanged. An
- * amax that is infinite or NaN enters the history as 0; otherwise one bad step would affect the scale for as long as
- * its entry is in the history.
+ * largest or the most recent entry of the history. If the amax is 0, infinite or NaN, the scale stays unchanged. The
+ * history stores 0 for an infinite or NaN amax, because otherwise one bad step would affect the scale as long as its
+ * entry is in the history.
  *
  * Current scaling: the history has length 1. The scale of a tensor is updated after a kernel has computed the tensor's
  * amax and before another kernel casts the tensor.
  *
- * Several ranks: te_scales_reduce before the update sets s.amax to the maximum over ranks, so that all ranks use the
- * same scale.
+ * Several ranks: call te_scales_reduce before te_scales_update. It sets s.amax to the maximum over the ranks, so that
+ * all ranks use the same scales.
  */
 #ifndef TE_SCALES_H
 #define TE_SCALES_H
@@ -31,18 +31,17 @@
 
 /* ---- how a matrix is scaled -------------------------------------------------------------------------------------- */
 
-/* Below, `cols` of a matrix [rows, cols] is the dimension over which a GEMM sums (the GEMM's k). An FP8 matrix stores
- * each number multiplied by a scale. But the array of scales holds the inverses, 1 / scale, because GEMMs multiply by
- * the inverses. The layouts are those that cuBLASLt documents for CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
- * _VEC128_32F and _BLK128x128_32F ("Scaling factors layouts").
+/* In the declarations below, `cols` of a matrix [rows, cols] is the dimension over which a GEMM sums (the GEMM's k). An
+ * FP8 matrix stores each number multiplied by a scale. The array of scales holds the inverses, 1 / scale, because GEMMs
+ * multiply by the inverses. The layouts of this array are those of cuBLASLt for
+ * CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F and _BLK128x128_32F ("Scaling factors layouts").
  *
  * Do this:
  *     float *inverse = ...;        // te_scaling_count(TE_SCALING_BLOCKWISE_1D, rows, cols) floats of target memory
  *     inverse[te_blockwise_1d_scale_at(rows, cols, row, col / TE_FP8_BLOCK)] = 1 / scale;
  */
 
-enum { TE_FP8_BLOCK = 128 /* the number of elements of a 1D block, and the number of rows and of columns of a 2D
-                           * block */ };
+enum { TE_FP8_BLOCK = 128 /* a 1D block has 1 x 128 elements, a 2D block 128 x 128 */ };
 
 typedef enum te_scaling {
     TE_SCALING_NONE,         /* the matrix is not in FP8 */
@@ -60,24 +59,24 @@ TE_API const char *te_scaling_name(te_scaling s) {
     return (unsigned)s < (unsigned)TE_SCALING_COUNT ? names[s] : "unknown scaling";
 }
 
-/* Returns the number of blocks of TE_FP8_BLOCK into which n rows or columns are divided. */
+/* Return the number of blocks of TE_FP8_BLOCK rows or columns into which n rows or columns are divided. */
 TE_BOTH int64_t te_fp8_blocks(int64_t n) { return te_ceil_div(n, TE_FP8_BLOCK); }
-/* Return the largest multiple of four that is at most `rows`. cuBLASLt reads 1D scales only for a multiple of four
- * rows, so the scales of these rows form the array for cuBLASLt. The scales of the remaining 0 to 3 rows form a second
- * array behind the first one, for a second GEMM that computes these rows. */
+/* Return `rows` rounded down to a multiple of four. cuBLASLt reads 1D scales only for a multiple of four rows. So there
+ * are two arrays of scales, one behind the other: the first array for the rounded number of rows, and the second array,
+ * which a second GEMM reads, for the remaining 0 to 3 rows. */
 TE_BOTH int64_t te_blockwise_1d_aligned_rows(int64_t rows) { return rows / 4 * 4; }
-/* Returns the index, in the array of scales of a matrix [rows, cols], of the scale of block number `block` (128
- * columns) of row `row`. */
+/* Return the index, in the scales of a matrix [rows, cols], of the scale for columns 128 * block to 128 * block + 127
+ * of row `row`. */
 TE_BOTH int64_t te_blockwise_1d_scale_at(int64_t rows, int64_t cols, int64_t row, int64_t block) {
     const int64_t aligned = te_blockwise_1d_aligned_rows(rows);
     const int64_t rest = te_fp8_blocks(cols) * aligned + block * (rows - aligned) - aligned;
     return (row < aligned ? block * aligned : rest) + row;
 }
-/* Returns the pitch of the array of scales of a matrix with blocks of 128 x 128: the distance, in scales, from one row
- * of blocks to the next. */
+/* Return the pitch of the array of scales for blocks of 128 x 128 elements: the distance, in scales, from one row of
+ * blocks to the next. */
 TE_BOTH int64_t te_blockwise_2d_scale_pitch(int64_t cols) { return te_round_up(te_fp8_blocks(cols), 4); }
-/* Returns the index, in the array of scales of a matrix with blocks of 128 x 128, of the scale of the block in row
- * `row` and column `col` of blocks. */
+/* Return the index, in the array of scales for blocks of 128 x 128 elements, of the scale of one block. row, col: the
+ * block's position, counted in blocks. */
 TE_BOTH int64_t te_blockwise_2d_scale_at(int64_t cols, int64_t row, int64_t col) {
     return row * te_blockwise_2d_scale_pitch(cols) + col;
 }
@@ -105,19 +104,19 @@ TE_BOTH int64_t te_scale_at(te_scaling s, int64_t rows, int64_t cols, int64_t ro
 /* ---- the scales of a model --------------------------------------------------------------------------------------- */
 
 typedef struct te_scales {
-    float *amax;       /* [count], the largest |x| in this step so far; an update reads it and resets it to 0 */
-    float *scale;      /* [count], the factor by which the tensor's numbers are multiplied before they are rounded;
-                        * initially 1 */
-    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale; GEMMs multiply by these numbers */
+    float *amax;       /* [count], the largest |x| of each tensor x in this step so far; te_scales_update resets it to
+                        * 0 */
+    float *scale;      /* [count], the factor by which each tensor is multiplied before it is rounded; initially 1 */
+    float *inverse;    /* [count, TE_SCALES_INVERSE_STRIDE], 1 / scale, by which GEMMs multiply */
     float *format_max; /* [count], the largest number that the tensor's format represents */
     float *history;    /* [count, length], for each tensor a ring buffer of its amax in earlier steps; initially 0 */
-    int32_t *at;       /* [count], the index in the ring buffer of the entry for the next amax */
+    int32_t *at;       /* [count], the index of each ring buffer's next entry to write */
     int count, length;
-    void *memory; /* the one piece of memory that holds all arrays above; a checkpoint saves it */
+    void *memory; /* the memory of all arrays above, which a checkpoint saves */
     size_t bytes;
 } te_scales;
 
-/* Which amax a scale is computed from: the largest amax in the history, or the most recent one. */
+/* The amax from which a scale is computed: the largest amax in the history, or the most recent amax. */
 typedef enum te_amax_algorithm { TE_AMAX_MAX, TE_AMAX_MOST_RECENT } te_amax_algorithm;
 
 typedef struct te_scale_rule {
@@ -127,7 +126,7 @@ typedef struct te_scale_rule {
     int power_of_two; /* 1: the scale is rounded down to a power of two */
 } te_scale_rule;
 
-/* Returns the rule of current scaling: the scale is computed from the amax of the tensor itself, in this step. */
+/* Return the rule of current scaling: the scale is computed from the most recent amax, without a margin. */
 TE_API te_scale_rule te__scale_rule_current(void) {
     const te_scale_rule r = {TE_AMAX_MOST_RECENT, 0, 0.0f, 0};
     return r;
@@ -146,8 +145,8 @@ TE_API const float *te_scales_inverse(const te_scales *s, int i) {
 }
 
 TE_API size_t te__scales_part(int64_t floats) { return (size_t)te_round_up(floats * 4, TE_ALIGN); }
-/* Return the bytes of target memory that the scales of `count` tensors take if each tensor has a history of this
- * length. */
+/* Return the bytes of target memory that te_scales_init needs for `count` tensors. length: the number of entries of
+ * each tensor's amax history. */
 TE_API size_t te_scales_bytes(int count, int length) {
     return 4 * te__scales_part(count) + te__scales_part((int64_t)count * TE_SCALES_INVERSE_STRIDE) +
            te__scales_part((int64_t)count * length);
@@ -155,12 +154,12 @@ TE_API size_t te_scales_bytes(int count, int length) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* The bounds of a scale. Within these bounds both the scale and its inverse are normal numbers, not subnormal ones. */
+/* The bounds of a scale. Within them, the scale and its inverse are normal (not subnormal) numbers. */
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 
-/* Return the scale for an amax. At least one of `amax` and rule->epsilon must be above 0. format_max is the largest
- * number of the format. */
+/* Return the scale for an amax. amax or rule->epsilon must be above 0. format_max: the largest number of the FP8
+ * format. */
 TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule *rule) {
     const float a = amax < rule->epsilon ? rule->epsilon : amax;
     float s = format_max / a * te_float_of_bits((uint32_t)(127 - rule->margin) << 23);
@@ -168,13 +167,13 @@ TE_BOTH float te_scale_of_amax(float amax, float format_max, const te_scale_rule
     return rule->power_of_two ? te_float_of_bits(te_bits_of_float(s) & 0xff800000u) : s;
 }
 
-/* Return the scale for an amax that is passed as the bits of a float. Returns 1 if the amax is 0, infinite or NaN. */
+/* Return the scale for an amax, or 1 if the amax is 0, infinite or NaN. amax: the bits of a float. */
 TE_BOTH float te_scale_of_amax_bits(uint32_t amax, float format_max, const te_scale_rule *rule) {
     return amax > 0 && amax < 0x7f800000u ? te_scale_of_amax(te_float_of_bits(amax), format_max, rule) : 1.0f;
 }
 
-/* Save the scale that a tensor was cast with, because consumers of the tensor may run after the scale was updated:
- * saved[0] = 1 / scale, saved[1] = scale. */
+/* Save the scale with which a tensor was cast: saved[0] = 1 / scale, saved[1] = scale. A kernel that reads the tensor
+ * needs the saved scale, because it may run after the scale was updated. */
 TE_BOTH void te_scale_save(float *saved, float scale) { saved[0] = 1.0f / scale, saved[1] = scale; }
 
 typedef struct te_scales_args {
@@ -185,8 +184,8 @@ typedef struct te_scales_args {
 enum { TE_SCALES_LANES = TE_CUDA ? 32 : 1, TE_SCALES_THREADS = TE_CUDA ? 256 : 1,
        TE_SCALES_GROUPS = TE_SCALES_THREADS / TE_SCALES_LANES };
 
-/* Update the scale and the amax history of each tensor; a group of lanes (threads) works on one tensor. Memory traffic:
- * with the rule TE_AMAX_MAX, four bytes for each entry of the history; with TE_AMAX_MOST_RECENT, the history is not
+/* Update the scale and the amax history of each tensor. A group of lanes (threads) works on one tensor. Memory traffic:
+ * with TE_AMAX_MAX, four bytes are read for each entry of the history; with TE_AMAX_MOST_RECENT, the history is not
  * read. */
 TE_FN void te_scales_update_body(const te_scales_args *a, te_block b) {
     int group;
@@ -230,8 +229,8 @@ TE_FN void te_scales_reduce_body(const te_scales_reduce_args *a, te_block b) {
     if (g.id == 0) a->s.amax[a->first + j] = largest;
 }
 TE_KERNEL_IF_USED(te__scales_reduce, TE_SCALES_THREADS, 1, te_scales_reduce_args, te_scales_reduce_body(te_args, te_at))
-/* Set the amax of each tensor to the maximum of its current value and all entries of the history, and set these entries
- * to 0. Memory traffic: four bytes are read and four bytes written for each entry of the history. */
+/* Set the amax of each tensor to the maximum of the current amax and all entries of the tensor's history, and set these
+ * entries to 0. Memory traffic: four bytes are read and four bytes written for each entry of the history. */
 TE_FN void te_scales_amax_from_history_body(const te_scales_args *a, te_block b) {
     int group;
     te_lanes g = te_lanes_here(TE_SCALES_LANES, &group);
@@ -251,8 +250,8 @@ TE_KERNEL_IF_USED(te__scales_amax_from_history, TE_SCALES_THREADS, 1, te_scales_
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Set the pointers of *s to the parts of `memory`. The memory must hold a state that te_scales_init has initialised or
- * that was loaded from a checkpoint. */
+/* Set the pointers of *s to the parts of `memory`, which te_scales_init has initialised, or which was loaded from a
+ * checkpoint. */
 TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int count, int length, te_context *ctx) {
     TE_REQUIRE(s && memory, ctx, TE_ERROR_NULL, "te_scales_bind: a pointer is null");
     TE_REQUIRE(count >= 0 && length >= 1 && length <= TE_SCALES_MAX_HISTORY, ctx, TE_ERROR_SHAPE,
@@ -270,9 +269,9 @@ TE_API te_status te_scales_bind(te_scales *s, void *memory, size_t bytes, int co
     s->count = count, s->length = length, s->memory = memory, s->bytes = te_scales_bytes(count, length);
     return TE_OK;
 }
-/* Return whether `state`, a copy of the memory of s in host memory, is a state that te_scales_update can have produced:
- * its indices are within the histories, its numbers are finite, its scales are above 0, and its formats are FP8. The
- * check is needed because a checkpoint of unknown origin may contain anything. */
+/* Return whether `state`, in host memory, has valid contents for s->memory: indices within the histories, finite
+ * numbers, scales above 0, and FP8 formats. A checkpoint of unknown origin may contain anything, so loading needs this
+ * check. */
 TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
     te_scales copy;
     if (te_scales_bind(&copy, (void *)(uintptr_t)state, s->bytes, s->count, s->length, 0) != TE_OK) return 0;
@@ -289,8 +288,8 @@ TE_API int te__scales_are_valid(const te_scales *s, const void *state) {
     }
     return 1;
 }
-/* Call te_scales_bind and initialise the state: all scales become 1, and the histories become empty. formats: [count],
- * host memory, each e4m3 or e5m2. Waits for the stream. */
+/* Bind *s to `memory` (te_scales_bind), set all scales to 1, and empty all histories. formats: [count], host memory,
+ * each e4m3 or e5m2. Waits for the stream. */
 TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const te_dtype *formats, int count,
                                 int length, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_scales_init"));
@@ -312,10 +311,9 @@ TE_API te_status te_scales_init(te_scales *s, void *memory, size_t bytes, const 
     free(start);
     return status;
 }
-/* Change the FP8 formats of the tensors. formats: the new formats, [count], host memory. Each scale is multiplied by
- * the ratio of the largest number of the new format to the largest number of the old format. Waits for the stream.
- * Returns TE_ERROR_FORMAT, and leaves the state unchanged, if the old formats, which are read from the state, are not
- * FP8 formats. */
+/* Change the FP8 formats of the tensors. Each scale is multiplied by (largest number of the new format) / (largest
+ * number of the old format). formats: the new formats, [count], host memory. Waits for the stream. Returns
+ * TE_ERROR_FORMAT, and changes nothing, if an old format, which is read from s->format_max, is not an FP8 format. */
 TE_API te_status te__scales_reformat(const te_scales *s, const te_dtype *formats, te_context *ctx) {
     const size_t part = te__scales_part(s->count) / 4, bytes = (size_t)((char *)s->history - (char *)s->memory);
     /* a copy of the arrays amax, scale, format_max, at and inverse, which lie in front of the history */
@@ -348,8 +346,8 @@ TE_API te_status te__scale_rule_check(const te_scale_rule *rule, const char *who
                "%s: a rule with an epsilon of %g", who, (double)rule->epsilon);
     return TE_OK;
 }
-/* Update tensors [first, first + count) in one launch: for each tensor, store amax in the history, compute the scale,
- * and reset amax to 0. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_VALUE (the rule is not valid). */
+/* Update the tensors first to first + count - 1 in one launch: for each tensor, store its amax in the history, compute
+ * its scale, and reset its amax to 0. Errors: TE_ERROR_NULL, TE_ERROR_SHAPE, TE_ERROR_VALUE (the rule is not valid). */
 TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int count, const te_scale_rule *rule,
                                              te_context *ctx) {
     te_scales_args a;
@@ -363,8 +361,8 @@ TE_IF_USED TE_API te_status te_scales_update(const te_scales *s, int first, int 
     return count ? te__scales_update_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a) : TE_OK;
 }
 
-/* Set the amax of each of the tensors [first, first + count) to its maximum over the ranks of the group, with one
- * collective for all tensors. gathered: a buffer [size of the group, count] in target memory. */
+/* Set the amax of each of the tensors first to first + count - 1 to its maximum over the ranks of group g, with one
+ * collective for all tensors. gathered: workspace, [ranks of the group, count], in target memory. */
 TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered, int first, int count,
                                              const te_group *g, te_context *ctx) {
     te_scales_reduce_args a;
@@ -378,10 +376,10 @@ TE_IF_USED TE_API te_status te_scales_reduce(const te_scales *s, float *gathered
     TE_TRY(te_group_all_gather(g, gathered, s->amax + first, count, TE_f32, ctx));
     return te__scales_reduce_launch(ctx, te__grid_of(te_ceil_div(count, TE_SCALES_GROUPS), 1), &a);
 }
-/* For each of the tensors [first, first + count), set amax to the maximum of its current value and all entries of the
- * history, and set these entries to 0. fp8_delayed calls this function in its first step, in which scales are computed
- * from the current amax. The updates of this step have moved each amax to the history, but te_scales_reduce exchanges
- * only `amax` between the ranks, so the values must be moved back. */
+/* For each of the tensors first to first + count - 1, move the amax from the history back to s->amax: set s->amax to
+ * the maximum of its current value and all entries of the history, and set these entries to 0. fp8_delayed calls this
+ * function in its first step, which updates each scale from the current amax and so moves each amax to the history.
+ * te_scales_reduce needs the amaxes in s->amax, because it exchanges only this array between the ranks. */
 TE_IF_USED TE_API te_status te__scales_reduce_amax(const te_scales *s, int first, int count, te_context *ctx) {
     te_scales_args a;
     memset(&a, 0, sizeof a);

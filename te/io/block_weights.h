@@ -1,13 +1,14 @@
-/* block_weights.h -- binds the parameters of a list for inference to tensors of a file, which may be quantized (in a
- * format of blocks) or in floats. gguf_weights.h and quantized_file.h find the tensors in their files. The memory that
- * a binding allocates belongs to a te_block_weights, and te_block_weights_release frees it:
- *     te_block_weights w;                                               // stays as long as the instance
+/* block_weights.h -- binds the parameters of a list of ops for inference to the tensors of a file. A tensor of the file
+ * is quantized in a format of blocks (groups of weights with a common scale), or it holds floats. gguf_weights.h finds
+ * the tensors in GGUF files, and quantized_file.h in safetensors files. A te_block_weights holds the memory that a
+ * binding allocates, and te_block_weights_release frees this memory:
+ *     te_block_weights w;                                               // must live as long as `block`
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 4, "model.layers.0.", &from, &ctx));
  *     te_block_weights_print(stdout, &w, &block.model);                 // formats, and the errors of casts
  *     te_block_weights_release(&w, &ctx);
  *
- * A weight whose option names a format of blocks, such as (weights, int4_128), is cast to it if the file has the weight
- * in f32, f16 or bf16: each value is rounded to the nearest code (te_quantize_row).
+ * If an op has the option (weights, int4_128), or another format of blocks, and the file has the op's weight in f32,
+ * f16 or bf16, the weight is cast to that format: each value is rounded to the nearest code (te_quantize_row).
  */
 #ifndef TE_BLOCK_WEIGHTS_H
 #define TE_BLOCK_WEIGHTS_H
@@ -16,23 +17,25 @@
 #include "../plan/bind.h"              /* te_shard_layout_of */
 #include "packed.h"                    /* te_packed, te__packed_param */
 
-/* The memory that a binding allocates for an instance. The struct must not be moved, because the instance's parameters
- * point to it. */
+/* The memory that a binding allocates for a model instance. The struct must not be moved, because the instance's
+ * parameters point into the struct. */
 typedef struct te_block_weights {
-    te_weight_part *part;        /* [number of entries of the table]: the tensors, grouped by parameter */
-    te_quantized_weight *weight; /* [number of parameters]: each parameter's weight, whose parts are its tensors in
+    te_weight_part *part;        /* [entries of the binding's table]: the file's tensors, grouped by parameter */
+    te_quantized_weight *weight; /* [parameters]: each parameter as one weight, whose parts are consecutive entries of
                                   * `part` */
     void *memory;                /* target memory for the converted and the repacked parameters */
-    void **host; /* [hosts]: host memory for tensors that the file stores in another layout or format than the list
-                  * needs */
+    void **host; /* [hosts]: allocations in host memory, for tensors whose layout or format in the file is not the one
+                  * that the list of ops needs */
     int hosts;
-    /* [number of entries of the table]: the relative error of each tensor that was cast to a format of blocks: the root
-     * mean square of the errors, divided by the root mean square of the values; 0 for other tensors */
+    /* [entries of the binding's table]: if a tensor was cast to a format of blocks, the relative error of the cast: the
+     * root mean square of the errors, divided by the root mean square of the values. For a tensor that was not cast,
+     * 0 */
     double *error;
 } te_block_weights;
 
-/* The arguments of one binding. The callback tensor_of finds the tensor that entry n of the table names, which has the
- * next `units` rows of p (columns, if p has one row), checks its shape, and sets the data and the format of *part. */
+/* The arguments of one binding. The table is parts[count]. The callback tensor_of finds the tensor whose name is in
+ * entry n of the table. The tensor must have `units` rows of parameter p (if p has only one row, `units` columns);
+ * tensor_of checks the tensor's shape, and sets the data and the format of *part. */
 typedef struct te__block_binding te__block_binding;
 struct te__block_binding {
     te_block_weights *w;
@@ -40,8 +43,8 @@ struct te__block_binding {
     const te_packed *parts;
     int count;
     const char *prefix, *caller; /* caller: the public function, for error texts */
-    int converts;                /* 1: all weights are converted to the list's dtype */
-    int takes_experts;           /* 1: an entry of the table may be the tensor of all experts (TE_PACKED_EXPERTS) */
+    int converts;                /* 1: all weights are converted to the dtype of the list of ops */
+    int takes_experts;           /* 1: one tensor may hold all experts (TE_PACKED_EXPERTS) */
     te_status (*tensor_of)(te_weight_part *part, const te__block_binding *b, int n, const te_param *p, int64_t units,
                            te_context *ctx);
     const void *source; /* of tensor_of */
@@ -53,7 +56,7 @@ TE_API void te__blocks_free_host(te_block_weights *w) {
     while (w->hosts > 0) free(w->host[--w->hosts]);
     free(w->host), w->host = 0;
 }
-/* Allocate host memory that is freed with w. */
+/* Allocate host memory, and record it in w->host, so that releasing w frees the memory. */
 TE_API te_status te__blocks_host(void **memory, te_block_weights *w, size_t bytes, te_context *ctx) {
     void **host = (void **)realloc(w->host, (size_t)(w->hosts + 1) * sizeof *host);
     *memory = 0;
@@ -62,7 +65,8 @@ TE_API te_status te__blocks_host(void **memory, te_block_weights *w, size_t byte
     w->host[w->hosts++] = *memory;
     return TE_OK;
 }
-/* Cast entry n of the table, whose tensor in floats is *part, to p's format of blocks, and set its error. */
+/* Cast *part, the float tensor of entry n of the table, to the format of blocks of parameter p. Store the relative
+ * error of the cast in b->w->error. */
 TE_API te_status te__blocks_cast(te_weight_part *part, const te__block_binding *b, int n, const te_param *p,
                                  te_context *ctx) {
     const te_block_format f = p->weights;
@@ -100,19 +104,17 @@ TE_API te_status te__blocks_cast(te_weight_part *part, const te__block_binding *
 TE_API int te__blocks_is_of(const te_packed *part, const te_param *p) {
     return !strcmp(part->op, p->op) && !strcmp(part->field, p->field);
 }
-/* Return whether parameter p may stay in, or be cast to, a format of blocks. Parameters of one row (norms and biases)
- * are always converted to the list's dtype. */
+/* Return whether parameter p may be in a format of blocks in memory. Parameters of one row (norms and biases) are
+ * always converted to the dtype of the list of ops. */
 TE_API int te__blocks_takes(const te__block_binding *b, const te_param *p) {
     return !b->converts && p->weights != TE_BLOCK_none && p->rows > 1;
 }
-/* Return whether an entry of the table names a tensor that has the weights of all experts of p and is not
- * transposed. */
+/* Return whether the tensor of table entry *part holds the weights of all experts of parameter p, not transposed. */
 TE_API int te__blocks_is_of_experts(const te__block_binding *b, const te_packed *part, const te_param *p) {
     const int form = part->form & ~(int)TE_PACKED_INTERLEAVED;
     return b->takes_experts && form == TE_PACKED_EXPERTS && !part->rows && te__packed_experts(b->m, p) > 0;
 }
-/* Find the tensors of parameter k, and describe them in w->part, from w->part[first] on. *next: the index after the
- * last of these parts. */
+/* Find the tensors of parameter k in the file, and describe them in b->w->part, in the entries first to *next - 1. */
 TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first, int *next, te_context *ctx) {
     const te_param *p = &b->m->param[k];
     const int64_t extent = p->rows == 1 ? p->cols : p->rows;
@@ -141,16 +143,16 @@ TE_API te_status te__blocks_collect(const te__block_binding *b, int k, int first
 
 /* ---- converted parameters ---------------------------------------------------------------------------------------- */
 
-/* Return whether the tensor in the file can serve as parameter p as it is: it is a single tensor of p's dtype, and it
- * is aligned. */
+/* Return whether the kernels can read parameter p in the mapped file: the file stores p as a single tensor of p's
+ * dtype, and the tensor's data is aligned. */
 TE_API int te__blocks_are_plain(const te_quantized_weight *w, const te_param *p) {
     const te_block_format f = w->part[0].format;
     const int same = (f == TE_BLOCK_f32 && p->dtype == TE_f32) || (f == TE_BLOCK_f16 && p->dtype == TE_f16) ||
                      (f == TE_BLOCK_bf16 && p->dtype == TE_bf16);
     return same && w->parts == 1 && (uintptr_t)w->part[0].data % TE_ACCESS == 0;
 }
-/* Return whether parameter k keeps the format that it has in the file. The host then reads the parameter in the mapped
- * file; for a GPU it is repacked. */
+/* Return whether parameter k keeps in memory the format that the file has. If so, the host reads the parameter in the
+ * mapped file, and for a GPU the parameter is repacked (te_repack_weight). */
 TE_API int te__blocks_stay(const te__block_binding *b, int k) {
     const te_param *p = &b->m->param[k];
     const te_quantized_weight *w = &b->w->weight[k];
@@ -161,8 +163,8 @@ TE_API int te__blocks_stay(const te__block_binding *b, int k) {
     if (on_device) return te__blocks_takes(b, p) && repacks;
     return te__blocks_takes(b, p) || te__blocks_are_plain(w, p);
 }
-/* The bytes of target memory to allocate for parameter k, if it is converted or repacked; 0 if it is read in the mapped
- * file. */
+/* Return the bytes of target memory that a converted or repacked parameter k needs. The result is 0 if the kernels read
+ * parameter k in the mapped file. */
 TE_API size_t te__blocks_memory_bytes(const te__block_binding *b, int k) {
     const te_param *p = &b->m->param[k];
     int on_device = TE_CUDA;
@@ -171,7 +173,8 @@ TE_API size_t te__blocks_memory_bytes(const te__block_binding *b, int k) {
                                    TE_REPACKED_ALIGN);
     return on_device ? te_repacked_bytes(&b->w->weight[k], p->cols) : 0;
 }
-/* Convert `rows` rows of a part to p's dtype. to: output, [rows, cols], host memory; row: memory for [cols] floats. */
+/* Convert the first `rows` rows of *part to the dtype of parameter p. to: output, [rows, cols], in host memory. row:
+ * workspace, [cols] floats. */
 TE_API te_status te__blocks_convert(char *to, float *row, const te_weight_part *part, int64_t rows, int64_t cols,
                                     const te_param *p, te_context *ctx) {
     const size_t row_bytes = te_block_row_bytes(part->format, cols);
@@ -215,7 +218,7 @@ TE_API te_status te__blocks_load(const te__block_binding *b, int k, char *to, te
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Free the memory that a binding has allocated. The instance must be bound again before it is used. */
+/* Free the memory that a binding has allocated. The model instance must be bound again before it is used. */
 TE_API void te_block_weights_release(te_block_weights *w, te_context *ctx) {
     if (!w) return;
     te_release(ctx, w->memory);
@@ -236,7 +239,7 @@ TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
     }
     if (bytes) TE_TRY(te_allocate(ctx, &b->w->memory, bytes));
     char *at = (char *)b->w->memory;
-    for (int k = 0; k < b->m->param_count; k++) { /* this loop changes no te_param, so after an error in it all
+    for (int k = 0; k < b->m->param_count; k++) { /* This loop changes no te_param. So if it returns an error, all
                                                    * parameters are still unbound */
         if (b->m->param[k].tied || !te__blocks_memory_bytes(b, k)) continue;
         te_weight_part *part = b->w->part + (b->w->weight[k].part - b->w->part);
@@ -264,7 +267,8 @@ TE_API te_status te__blocks_bind(const te__block_binding *b, te_context *ctx) {
     if (on_device) te__blocks_free_host(b->w); /* all parameters lie in w->memory */
     return TE_OK;
 }
-/* Check the arguments of a binding, allocate the tables of b->w, and bind. After an error there is nothing to release.
+/* Check the arguments of a binding, allocate the arrays of b->w, and bind the parameters of b->m. After an error all
+ * memory has been freed already.
  */
 TE_API te_status te__block_weights_bind(te__block_binding *b, te_context *ctx) {
     const te_model *m = b->m;
@@ -289,8 +293,8 @@ TE_API te_status te__block_weights_bind(te__block_binding *b, te_context *ctx) {
     if (status != TE_OK) te_block_weights_release(w, ctx);
     return status;
 }
-/* Print one line for each weight in few bits: its op, its rows, its format and, if it was cast, the relative error
- * (te_block_weights.error). m: an instance that was bound with w. */
+/* Print one line for each weight that is in a format of blocks: the weight's op, rows and format and, if it was cast,
+ * its relative error (te_block_weights.error). m: the model instance that was bound with w. */
 TE_API void te_block_weights_print(FILE *to, const te_block_weights *w, const te_model *m) {
     for (int k = 0; k < m->param_count; k++) {
         const te_param *p = &m->param[k];

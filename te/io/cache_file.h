@@ -1,22 +1,24 @@
-/* cache_file.h -- saves a sequence of a te_cache to a file, and loads it into a cache for the same lists of ops. The
- * sequence may be a prompt that many texts begin with, or a conversation that is continued later. Results computed
- * after loading are bitwise identical to those without saving and loading (with -DTE_CBLAS only if the number of
- * threads is the same).
+/* cache_file.h -- saves the keys and values of one sequence of a te_cache to a file, and loads them into a cache for
+ * the same lists of ops. The sequence may be a prompt that many texts begin with, or a conversation that is continued
+ * later. Results computed after loading are bitwise identical to those without saving and loading (with -DTE_CBLAS only
+ * if the number of threads is the same).
  *
  * Do this:
  *     TE_TRY(te_cache_save(&cache, slot, tokens, "prompt.safetensors", &ctx));           // tokens: may be null
  *     ...
  *     TE_TRY(te_cache_load(&cache, slot, tokens, &length, "prompt.safetensors", &ctx));  // replaces sequence `slot`
  *
- * The file is a safetensors file with a checksum. The file has, for each attention op of the cache's models, in order,
- *     layer.0.keys      [kv_heads, length, head_dim], in the list's dtype or, by the option cache, in I8 or F8_E4M3
+ * The file is a safetensors file with a checksum. Each attention op of the cache's models is one layer; the layers are
+ * numbered from 0. For each layer (here layer 0) the file has
+ *     layer.0.keys      [kv_heads, length, head_dim], in the dtype of the list of ops or, with the option cache, in I8
+ *                       or F8_E4M3
  *     layer.0.values    [kv_heads, length, value_dim]
  *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
- * and, in the metadata, the text of each layer's list (te/io/weights.h). The file depends neither on page_rows nor on
- * the order in which the target stores a row, so that a host and a GPU can exchange files. The file does not identify
- * the weights: a file that was saved with other weights loads without an error, but its keys and values are wrong. If
- * there are several ranks, each rank saves its own heads to a file of its own.
+ * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file depends neither on the number of
+ * rows of a page nor on the order of elements in a row of the cache. So a host and a GPU can exchange files. The file
+ * does not identify the weights: a file that was saved with other weights loads without an error, but its keys and
+ * values are wrong. With several ranks, each rank saves its own heads to a separate file.
  */
 #ifndef TE_CACHE_FILE_H
 #define TE_CACHE_FILE_H
@@ -27,22 +29,23 @@
 
 enum { TE__CACHE_FILE_NAME = 32 };
 
-/* Describes the contents of a tensor of the file: the keys (value 0) or the values (value 1) of layer number `layer`;
- * if `scales` is 1, the scales of these keys or values instead. */
+/* What a tensor of the file holds: the keys of layer number `layer` (value 0), or the values of this layer (value 1).
+ * If `scales` is 1, the tensor holds the scales of the keys or values instead. */
 typedef struct te__cache_file_part { int layer, value, scales; } te__cache_file_part;
 
 /* The state while a cache file is written or read. All arrays lie in host memory. */
 typedef struct te__cache_file {
     const te_cache *cache;
-    te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file: the keys of each layer and, in a format of 8
-                            * bits, their scales, then the layer's values and their scales; at last the tokens */
-    te__cache_file_part *part; /* [4 * layers]: the contents of each of these tensors except the tokens */
+    te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file. For each layer: keys, scales of the keys,
+                            * values, scales of the values (scales only in a format of 8 bits). The last tensor holds
+                            * the tokens */
+    te__cache_file_part *part; /* [4 * layers]: what each entry of `tensor` except the tokens holds */
     char (*name)[TE__CACHE_FILE_NAME];
-    int32_t *page;         /* [pages]: the sequence's pages, in order */
+    int32_t *page;         /* [pages]: the numbers of the sequence's pages, in the order of the tokens */
     /* the keys or the values of one layer, with their scales, in the order of the cache's pages: [pages, kv_heads,
      * page_rows, dim] */
     char *staging;
-    char *rows;            /* used for saving: one tensor, copied from `staging` into the order of the file, [kv_heads,
+    char *rows;            /* used for saving: a copy of one tensor of `staging` in the order of the file, [kv_heads,
                             * length, dim] */
     char *memory;          /* used for loading: the data of all tensors of the file */
     int length, pages, count;
@@ -58,7 +61,7 @@ TE_API const te_attention_options *te__cache_file_options(const te_cache *c, int
 TE_API void te__cache_file_free(te__cache_file *f) {
     free(f->tensor), free(f->part), free(f->name), free(f->page), free(f->staging), free(f->rows), free(f->memory);
 }
-/* Describe one tensor of the file, and append it to f->tensor and f->part. */
+/* Append the description of one tensor of the file to f->tensor and f->part. */
 TE_API void te__cache_file_append(te__cache_file *f, te__cache_file_part part) {
     static const char *const names[2][2] = {{"keys", "key_scales"}, {"values", "value_scales"}};
     const te_cache_layer *l = &f->cache->layer[part.layer];
@@ -106,15 +109,15 @@ TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_c
     te__cache_file_free(f);
     return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
 }
-/* Return the number of bytes that a row of one head takes in the cache, with its scale, for the keys or values of
- * tensor i. */
+/* Return the number of bytes that one row of one head takes in the cache, with its scale. The row is of the keys if
+ * tensor i of the file holds keys, else of the values. */
 TE_API int64_t te__cache_file_row_bytes(const te__cache_file *f, int i) {
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
     const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
     return te__cache_row_size(f->part[i].value ? o->value_dim : o->head_dim, (int)l->format) *
            (int64_t)te__cache_element_bytes(l->format, l->model->plan->dtype);
 }
-/* Allocate f->staging and, if with_rows is set, f->rows, each large enough for every tensor of a layer. */
+/* Allocate f->staging and, if with_rows is set, f->rows. Each of the two is large enough for the largest tensor. */
 TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     size_t rows = 1, staging = 1;
@@ -133,8 +136,8 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
 /* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache
- * is set, from f->staging to their pages. Of a page that is not full, only the rows in use are copied (in formats of 8
- * bits, the tiles of TE_CACHE_TILE rows in use). */
+ * is set, from f->staging to the pages. From a page that is not full, only the rows in use are copied. In formats of 8
+ * bits, whole tiles of TE_CACHE_TILE rows are copied. */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
@@ -157,9 +160,9 @@ TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_
     }
     return te_synchronize(ctx);
 }
-/* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. In f->staging, the
- * tensor's rows are ordered as in the pages, and the 16-byte chunks of a row in the order in which the target stores
- * them (te__cache_swizzle computes it). In `rows`, the rows are ordered as in the file, and the chunks of a row are in
+/* Copy tensor i from f->staging to `rows` or, if to_cache is set, from `rows` to f->staging. f->staging has the order
+ * of the cache's pages: the rows of each page are consecutive, and the 16-byte chunks of a row may be permuted
+ * (te__cache_swizzle). `rows` has the order of the file: [kv_heads, length, dim], and the chunks of a row are in
  * ascending order. */
 TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_cache) {
     const te_cache_tables *t = &f->cache->t;
@@ -169,7 +172,7 @@ TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_
     const int scales = f->part[i].scales, dim = f->part[i].value ? o->value_dim : o->head_dim;
     const size_t row = (scales ? 1 : (size_t)dim) * te_safetensors_dtype_bytes(s->dtype);
     const size_t chunk = row % 16 ? row : 16;
-    /* f->staging, described as a cache that consists of a single page, so that te__cache_row computes offsets in it */
+    /* Describe f->staging as a cache with a single page, so that te__cache_row can compute offsets in f->staging */
     te_attention_cache staging;
     const int32_t first = 0;
     memset(&staging, 0, sizeof staging);
@@ -192,7 +195,7 @@ TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* A callback for te__safetensors_extra.source: copies bytes [at, at + n) of a tensor to `to`. */
+/* A callback for te__safetensors_extra.source: copies the bytes at to at + n - 1 of tensor *s to the address `to`. */
 TE_API te_status te__cache_file_source(void *from, void *to, const te_safetensor *s, uint64_t at, size_t n,
                                        te_context *ctx) {
     te__cache_file *f = (te__cache_file *)from;
@@ -211,8 +214,8 @@ TE_API te_named_model te__cache_file_model(const te_cache *c, int k, char name[T
     m.name = name, m.model = (te_model *)(uintptr_t)c->layer[k].model;
     return m;
 }
-/* Write the metadata key and the text of each layer's list to t, and store the addresses of these strings in `pairs`.
- * If t->p is null, only count the bytes. */
+/* For each layer, write its metadata key and its list of ops as a text to t, and store the addresses of these two
+ * strings in `pairs`. If t->p is null, only count the bytes of the strings. */
 TE_API void te__cache_file_lists(te__text *t, te_safetensors_pair *pairs, const te_cache *c, te_context *ctx) {
     const int ranks = te_tensor_group(ctx)->size;
     char name[TE__CACHE_FILE_NAME];
@@ -239,10 +242,10 @@ TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_co
     free(memory);
     return status;
 }
-/* Save the keys and values of all tokens of sequence `slot`. tokens: the sequence's tokens, [length], in host or target
- * memory. These tokens are saved, too, so that a program can later find out whether a prompt begins with the saved
- * sequence. If tokens is null, only the keys and values are saved. An old file at the path stays as it is until the new
- * one is complete on the disk. Waits for the stream. */
+/* Save the keys and values of all tokens of the cache's sequence number `slot`. tokens: the ids of these tokens,
+ * [length], in host or target memory, or null. The token ids are saved with the keys and values, so that a program can
+ * later find out whether a prompt begins with the saved sequence; null saves no ids. If the path has an old file, it
+ * stays unchanged until the new file is complete on the disk. Waits for the stream. */
 TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
     te__cache_file f;
     int32_t length = 0;
@@ -265,8 +268,8 @@ TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *token
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Read the sequence's length from the file, and check that the file has the tensors and the lists of this cache, and no
- * other tensors. */
+/* Read the sequence's length from the file. Check that the file has exactly the tensors that this cache needs, and that
+ * its lists of ops are those of the cache's layers. */
 TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, int wants_tokens, te_context *ctx) {
     const te_cache *c = f->cache;
     const te_safetensor *keys = te_safetensors_find(file, "layer.0.keys");
@@ -294,7 +297,8 @@ TE_API te_status te__cache_file_check(te__cache_file *f, te_safetensors *file, i
     }
     return TE_OK;
 }
-/* Read all tensors of the file to host memory. The cache is changed only afterwards, because reading may fail. */
+/* Read all tensors of the file to host memory. Reading may fail, so the caller changes the cache only after this
+ * function. */
 TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *file, te_context *ctx) {
     size_t bytes = 0;
     for (int i = 0; i < f->count; i++) bytes += (size_t)f->tensor[i].bytes;
@@ -310,8 +314,8 @@ TE_API te_status te__cache_file_read(te__cache_file *f, const te_safetensors *fi
     }
     return TE_OK;
 }
-/* Check that there are enough pages for the file's sequence. The free pages are available, and also those that only
- * sequence `slot` uses, because the file's sequence replaces it. */
+/* Check that the cache has enough pages for the file's sequence, which will replace sequence number `slot`. Available
+ * are the free pages and the pages that only sequence `slot` uses. */
 TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const size_t uses = (size_t)t->pages;
@@ -335,7 +339,8 @@ TE_API te_status te__cache_file_check_pages(const te__cache_file *f, int slot, t
                t->pages, available);
     return TE_OK;
 }
-/* Replace sequence `slot` by the file's sequence, which te__cache_file_read has read. */
+/* Replace sequence number `slot` of the cache by the file's sequence, which te__cache_file_read has read to host
+ * memory. */
 TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te_context *ctx) {
     const te_cache *c = f->cache;
     const int32_t of_slot = slot;
@@ -351,20 +356,20 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        /* 1: tensor i is the last tensor of these keys or values (their scales, if the format has scales), so
-         * f->staging is complete */
+        /* 1: with tensor i, f->staging is complete. If the format has scales, this is true when tensor i holds the
+         * scales, because they come after their keys or values; else it is always true */
         const int is_last = f->part[i].scales == has_scales;
         if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }
     return TE_OK;
 }
-/* Replace sequence `slot` by the sequence in a file that te_cache_save has written. tokens: output, the file's tokens,
- * [capacity of the cache], in host memory, or null if they are not wanted. length: output, the number of tokens, or
- * null. te_cache_load must not be called between te_cache_begin and the runs of the models on the batch that it began.
- * The whole file is checked, and read to host memory, before the cache is changed; so after an error the cache is
- * unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the file was not written by te_cache_save,
- * or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file is of other lists, or its sequence is
- * longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
+/* Replace sequence number `slot` of the cache by the sequence in a file that te_cache_save has written. tokens: output,
+ * the file's token ids, [capacity of the cache], in host memory; null if the caller does not want them. length: output,
+ * the number of tokens; may be null. te_cache_load must not be called between te_cache_begin and the runs of the models
+ * on the batch that te_cache_begin has set up. The whole file is read to host memory and checked before the cache is
+ * changed; so after an error the cache is unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the
+ * file was not written by te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file
+ * has other lists of ops, or its sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;

@@ -1,7 +1,7 @@
-/* checkpoint.h -- saves a training state in one safetensors file, and loads it: models by name, the optimizer, the
- * random state, and strings that the caller adds. The results of a run that continues from the file are bitwise
- * identical to those of a run that was never stopped (on the host with -DTE_CBLAS, only if the number of threads is the
- * same).
+/* checkpoint.h -- saves a training state in one safetensors file, and loads it. The training state consists of the
+ * models' parameters, the optimizer's state, the random state, and strings that the caller adds. The results of a run
+ * that continues from the file are bitwise identical to those of a run that was never stopped (on the host with
+ * -DTE_CBLAS, only if the number of threads is the same).
  *
  * Do this:
  *     te_named_model models[] = {{"embed", &embed.model}, {"h0", &h0.model}};
@@ -15,13 +15,13 @@
  *     te_status status = te_checkpoint_load(&all, &file, &ctx);     // makes all checks before it changes anything
  *     te_safetensors_close(&file);
  *
- * Several ranks (a context with a communicator) save one file together, which has whole tensors, and load it together.
- * The file is the same as if one rank had written it, so any number of ranks can load it, whatever tensor or pipeline
- * parallelism or ZeRO they use. Each stage of a pipeline lists all models (te_model_describe, te_model_mark_copy). Rank
- * 0 of the world writes the file, and all ranks read it. Several ranks can save the scales of recipes only if
- * te_recipes_config.ranks is their number, because only then all ranks have the same scales. A run may also continue
- * with other recipes, without recipes, or with amax histories of another length (checkpoint_recipes.h). Weights that
- * other programs have written can be loaded, too: in F32, BF16 or F16, whatever the dtype of the model.
+ * Several ranks (a context with a communicator) save one file together and load one file together. The file has whole
+ * tensors, as if one rank had written it. So any number of ranks can load the file, whatever tensor or pipeline
+ * parallelism or ZeRO they use. Rank 0 of the world writes the file, and all ranks read it. Each stage of a pipeline
+ * lists all models (te_model_describe, te_model_mark_copy). Several ranks can save the scales of FP8 recipes only if
+ * te_recipes_config.ranks is the number of ranks, because only then all ranks have the same scales. A run may continue
+ * with other recipes (checkpoint_recipes.h). Weights that other programs have written in F32, BF16 or F16 can be loaded
+ * into models of any dtype.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -32,23 +32,24 @@
 #include "impl/checkpoint_tensors.h" /* te__checkpoint_tensors, te__checkpoint_agree, te__gather_part */
 #include "weights.h"                 /* te_named_model, te__plan_text, te__plan_difference */
 
-/* The contents of a file. Each entry below lists the tensors, or the metadata, that a field of te_checkpoint stands
- * for:
+/* The contents of a file. Behind the name of each field of te_checkpoint, the table gives the tensors or the metadata
+ * that the file has for this field:
  *
- *     models      "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. A tied parameter is
- *                 saved with its owner.
+ *     models      "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. A tied parameter, which
+ *                 shares the memory of another parameter (its owner), is not saved separately.
  *     optimizer   "adamw.master.h0.fc1.weight", F32, if there are master weights; "adamw.m.h0.fc1.weight" and
  *                 "adamw.v.h0.fc1.weight", of the moments' dtype. Moments in 8 bits are saved as BF16, which represents
- *                 all their values exactly (loading converts from any format to any, as with weights). "adamw.step",
- *                 I64 [2]: the number of updates made and the number of steps skipped. For parameters that SGD updates,
- *                 the prefix is "sgd." instead of "adamw.", for those of Muon "muon."; the counts are "sgd.step" and
- *                 "muon.step". Frozen parameters have no such tensors.
- *                 With dynamic loss scaling (te_adamw_use_loss_scaler), "loss_scale", F32 [1], and "loss_scale.steps",
- *                 I64 [1]: the number of steps since the scale last changed. If a file has no loss scale, the scaler
- *                 keeps the one that it has; if the optimizer has no scaler, the file's loss scale is not used.
+ *                 all their values exactly. Loading converts master weights and moments from the file's format to the
+ *                 optimizer's. "adamw.step", I64 [2]: the number of updates made and the number of steps skipped. For
+ *                 parameters that SGD updates, the prefix is "sgd." instead of "adamw."; for parameters that Muon
+ *                 updates, "muon.". The counts are then "sgd.step" and "muon.step". Frozen parameters have no optimizer
+ *                 tensors. With dynamic loss scaling (te_adamw_use_loss_scaler), "loss_scale", F32 [1], and
+ *                 "loss_scale.steps", I64 [1]: the number of steps since the scale last changed. If the file has no
+ *                 loss scale, the optimizer's loss scaler keeps its present scale. If the optimizer has no loss scaler,
+ *                 the file's loss scale is not used.
  *     random      "random", U64 [2]: seed and offset.
- *     recipes     "recipes.scales", U8; and "recipes.begun", I64 [3]: whether a step was made (1 or 0), the number of
- *                 GEMMs under a recipe, and the length of the amax histories.
+ *     recipes     "recipes.scales", U8: the memory of a te_scales. "recipes.begun", I64 [3]: whether a step was made (1
+ *                 or 0), the number of GEMMs under an FP8 recipe, and the length of the amax histories.
  *     metadata    the caller's strings; keys that begin with "te." are reserved. "te.checksum" is the checksum of the
  *                 file. "te.list.h0" is the list of ops of the model h0 as a text (weights.h). Loading into a model
  *                 with another list is an error, even if the shapes agree, and the error text names the op that
@@ -59,13 +60,14 @@ typedef struct te_checkpoint {
     int count;
     te_adamw *optimizer;                 /* null: the file has no optimizer state */
     int random;                          /* 1: the file includes the context's random state */
-    const te_safetensors_pair *metadata; /* [metadata_count]: strings that are saved; te_checkpoint_load does not use
-                                          * them */
+    const te_safetensors_pair *metadata; /* [metadata_count]: the caller's strings, which are saved; te_checkpoint_load
+                                          * ignores this array */
     int metadata_count;
-    /* 1: save tensors even if they have infinities or NaNs; load a file even if its checksum or its lists are wrong, or
-     * if its scales would be lost (models are under recipes, but `recipes` is null) */
+    /* 1: save tensors even if they have infinities or NaNs. Load a file even if its checksum is wrong, or if its lists
+     * of ops differ from the models', or if its FP8 scales would be lost (models are under FP8 recipes, but `recipes`
+     * is null) */
     int force;
-    te_recipes *recipes; /* null: no scales are saved, and scales in the file are not loaded */
+    te_recipes *recipes; /* null: FP8 scales are neither saved nor loaded */
 } te_checkpoint;
 
 /* ---- the tensors ------------------------------------------------------------------------------------------------- */
@@ -75,22 +77,23 @@ TE_API const te_named_model *te__checkpoint_model(const te_checkpoint *c, const 
         if (c->models[i].model == m) return &c->models[i];
     return 0;
 }
-/* Add the optimizer's tensors of all parameters of a model. This includes parameters whose optimizer state is on other
- * ranks, because of ZeRO-1 or because the model belongs to another stage of the pipeline. */
+/* Add the optimizer's tensors of all parameters of a model to the list l. A parameter's tensors are added even if its
+ * optimizer state is on other ranks, because of ZeRO-1 or because the model belongs to another stage of the
+ * pipeline. */
 TE_API void te__checkpoint_add_model_states(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,
                                             te_adamw_iter *states, int *more) {
     te_model *const models[1] = {m->model};
     for (te_param_iter p = te_params_of(models, 1); te_params_next(&p);)
         te__checkpoint_add_states(l, m, p.param, te__param_rule(o->rule, o->takes, m->model, p.param), states, more);
 }
-/* If m is a model of another pipeline stage, add the optimizer's tensors of its parameters; otherwise do nothing. So
- * the tensors of all models have the order of te_checkpoint.models on all ranks. */
+/* If m is a model of another pipeline stage, add the optimizer's tensors of its parameters to the list l; otherwise do
+ * nothing. As a result, all ranks list the tensors in the same order, that of te_checkpoint.models. */
 TE_API void te__checkpoint_add_elsewhere(te__checkpoint_tensors *l, const te_named_model *m, const te_adamw *o,
                                          te_adamw_iter *states, int *more) {
     if (m->model->is_elsewhere) te__checkpoint_add_model_states(l, m, o, states, more);
 }
-/* Add all tensors of a checkpoint to the list l or, if the memory of the list is not allocated yet, only count the
- * tensors. The "numbers" (step counts and others, which are small arrays in host memory) come first. */
+/* Add all tensors of a checkpoint to the list l. If the memory of the list is not allocated yet, only count the
+ * tensors. The "numbers" (step counts, random state, loss scale: small arrays in host memory) come first. */
 TE_API te_status te__checkpoint_collect(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     l->count = 0, l->used = 0, l->saves = l->models = 0;
     if (c->optimizer)
@@ -173,14 +176,14 @@ TE_API te_status te__checkpoint_begin(te__checkpoint_tensors *l, const te_checkp
     return te_fail(ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes",
                    capacity * sizeof *l->tensor + l->name_bytes);
 }
-/* Return the optimizer's loss scaler; its state is null if the optimizer has none. */
+/* Return the optimizer's loss scaler. If the optimizer has no loss scaler, the member `state` of the result is null. */
 TE_API te_loss_scaler te__checkpoint_loss_scaler(const te_checkpoint *c) {
     te_loss_scaler s;
     s.state = c->optimizer ? c->optimizer->scaler : 0;
     return s;
 }
 /* Fetch the values of the "numbers" (step counts, loss scale, random state) from target memory before they are saved,
- * and renew the master weights if weights were written since the last step. Waits for the stream. */
+ * and recompute the master weights if the program has written weights since the last step. Waits for the stream. */
 TE_IF_USED TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, const te_checkpoint *c, te_context *ctx) {
     if (c->optimizer) TE_TRY(te_adamw_renew(c->optimizer, ctx));
     if (c->optimizer) TE_TRY(te_adamw_get(&l->state, c->optimizer, ctx));
@@ -200,16 +203,16 @@ TE_IF_USED TE_API te_status te__checkpoint_numbers(te__checkpoint_tensors *l, co
 
 /* ---- the metadata ------------------------------------------------------------------------------------------------ */
 
-/* The metadata of a file: the caller's pairs, then one pair for each model, whose value is the model's list of ops as a
- * text. The keys and values of the models' pairs lie in `text`. */
+/* The metadata of a file: first the caller's pairs, then for each model a pair whose value is the model's list of ops
+ * as a text. The memory `text` holds the keys and values of the models' pairs. */
 typedef struct te__checkpoint_metadata {
     te_safetensors_pair *pair;
     char *text;
     int count;
 } te__checkpoint_metadata;
 
-/* Write the metadata key and the text of each model's list of ops to t. If t->p is null, only compute the size of these
- * strings. */
+/* For each model, write its metadata key and its list of ops as a text to t. If t->p is null, only compute the size of
+ * these strings. */
 TE_API void te__checkpoint_metadata_fill(te__checkpoint_metadata *n, te__text *t, const te_checkpoint *c, int ranks) {
     n->count = c->metadata_count;
     for (int i = 0; i < c->count; i++, n->count++) {
@@ -240,8 +243,8 @@ TE_API te_status te__checkpoint_metadata_of(te__checkpoint_metadata *n, const te
 }
 TE_API void te__checkpoint_metadata_free(te__checkpoint_metadata *n) { free(n->pair), free(n->text); }
 
-/* Check that each model's list agrees with the list that the file stores for it. A file of an older version stores no
- * lists and passes. */
+/* Check that each model's list of ops is the list that the file stores for the model. A file of an older version stores
+ * no lists of ops, and passes the check. */
 TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_metadata n;
     te__plan_mismatch d;
@@ -258,8 +261,8 @@ TE_API te_status te__checkpoint_check_plans(const te_checkpoint *c, const te_saf
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Check that a checkpoint can be saved at `path`: its folder is writable, and `path` is not the path of a device or
- * folder. Leaves no file behind. Call this function before a training run that takes days. */
+/* Check that a checkpoint can be saved at `path`: the folder that will contain the file is writable, and no device or
+ * folder is at `path`. No file is left at `path`. Call this function before a training run that takes days. */
 TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
     te__new_file f;
     TE_REQUIRE(path && ctx, ctx, TE_ERROR_NULL, "checkpoint: the path or the context is null");
@@ -269,7 +272,8 @@ TE_API te_status te_checkpoint_probe(const char *path, te_context *ctx) {
 }
 
 /* Write the file if there are several ranks: all ranks take part in gathering the tensors, and rank 0 of the world
- * writes them. status: the status of this rank so far; l: null if this rank failed before it had a list. */
+ * writes them. status: an earlier error of this rank, or TE_OK. l: the list of tensors, or null if this rank failed
+ * before it had a list. */
 TE_IF_USED TE_API te_status te__checkpoint_write_gathered(const char *path, const te__checkpoint_tensors *l,
                                                           const te__checkpoint_metadata *n, te__safetensors_extra extra,
                                                           te_status status, te_context *ctx) {
@@ -300,10 +304,11 @@ TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__che
     te__moments_8bit_close(&f, ctx);
     return status;
 }
-/* Save to a file. An old file stays as it is until the new one is complete on the disk (te/core/impl/file.h). Waits for
- * the stream; if there are several ranks, all of them must call it, and they wait for each other. Errors: TE_ERROR_IO;
- * a number that is not finite (TE_ERROR_VALUE, unless `force` is set; this keeps a bad file from replacing the last
- * good one); two tensors of the same name; an optimizer with a model that is not among `models`. */
+/* Save the checkpoint *c to a file. If the path has an old file, it stays unchanged until the new file is complete on
+ * the disk (te/core/impl/file.h). Waits for the stream; if there are several ranks, all of them must call it, and they
+ * wait for each other. Errors: TE_ERROR_IO; TE_ERROR_VALUE if a tensor has a number that is not finite and `force` is
+ * not set (so a bad file does not replace the last good file); two tensors of the same name; an optimizer with a model
+ * that is not among `models`. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;
@@ -324,8 +329,8 @@ TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkp
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Make all checks that are possible before anything is changed. Also read the file's "numbers" (step counts, loss
- * scale, random state) and scales of recipes into host memory of *l. */
+/* Make all checks of the file that are possible before a model or the optimizer is changed. Also read the file's
+ * "numbers" (step counts, loss scale, random state) and FP8 scales into host memory of *l. */
 TE_API te_status te__checkpoint_check(te__checkpoint_tensors *l, const te_checkpoint *c, const te_safetensors *f,
                                       te_context *ctx) {
     te_safetensors file = *f;
@@ -362,16 +367,17 @@ TE_IF_USED TE_API te_status te__checkpoint_apply(te__checkpoint_tensors *l, cons
     if (c->recipes) TE_TRY(te__checkpoint_apply_scales(l, c->recipes, ctx));
     return c->random ? te_rng_set(&l->rng, ctx) : TE_OK;
 }
-/* Load from an open file. The file must have exactly the tensors that *c asks for: those of the models, and those of
- * the optimizer and the random state if these are set. It may have a loss scale, which is loaded into the optimizer's
- * loss scaler if the optimizer has one. It may have the scales of recipes, with histories of any length. They are
- * loaded into c->recipes if both are for the same number of GEMMs; otherwise the scales of c->recipes are initialised.
- * Errors: a wrong checksum; a list that differs; tensors that are missing, unknown or of another shape; numbers that
- * cannot be; scales that would be lost (`force`). The error text names the tensor or list and says what was expected;
- * after such an error nothing has been changed. Only after TE_ERROR_IO, when the disk fails during the load, a part of
- * the tensors may have been loaded. The file is read twice, first to verify its checksum, unless te_safetensors_verify
- * has verified it before. Waits for the stream; if there are several ranks, all of them must call it, each with the
- * file open, and they wait for each other. */
+/* Load the checkpoint *c from an open file. The file must have exactly the tensors that *c asks for: those of
+ * c->models, of c->optimizer if it is not null, and of the random state if c->random is set. Two kinds of tensors are
+ * optional: the loss scale, which is loaded into the optimizer's loss scaler, and the FP8 scales, which are loaded into
+ * c->recipes if the file has scales for as many GEMMs as c->recipes; otherwise the scales of c->recipes are
+ * initialised. Errors: a wrong checksum; a list of ops that differs; tensors that are missing, unknown or of another
+ * shape; a step count or scale that is impossible; FP8 scales that would be lost (te_checkpoint.force). The error text
+ * names the tensor or list and says what was expected. After an error nothing has been changed, except after
+ * TE_ERROR_IO: if the disk fails during the load, some tensors may have been loaded. The file is read once to verify
+ * its checksum (unless te_safetensors_verify has done this before), and a second time to load. Waits for the stream. If
+ * there are several ranks, all of them must call this function, each with the file open, and they wait for each
+ * other. */
 TE_IF_USED TE_API te_status te_checkpoint_load(const te_checkpoint *c, const te_safetensors *f, te_context *ctx) {
     te__checkpoint_tensors l;
     const int is_sharded = te__checkpoint_is_sharded(ctx);

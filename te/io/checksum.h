@@ -2,14 +2,14 @@
  *
  * Do this:
  *     te_checksum sum = te_checksum_begin();
- *     te_checksum_add(&sum, text, bytes);              // for each part; where the parts are cut makes no difference
+ *     te_checksum_add(&sum, text, bytes);              // for each part; the sum does not depend on the parts' sizes
  *     uint64_t result = te_checksum_end(&sum);
  *
- * Four lanes process the input's words of eight bytes in turn. For each word a lane replaces its value x by rotate((x ^
- * word) * odd). Each such step is invertible, and so is the combination of the lanes at the end. Therefore two inputs
- * of the same length that differ in only one word, for instance by one bit, always have different sums; any other two
- * have the same sum with a probability of 2^-64. The checksum does not protect against somebody who deliberately
- * constructs two inputs with the same sum.
+ * The input is a sequence of 8-byte words. Four 64-bit states, called lanes, take the words in turn: for each word, a
+ * lane replaces its state x by rotate((x ^ word) * odd), where `odd` is an odd constant. Every step is invertible, and
+ * so is the combination of the lanes at the end. Therefore two inputs of the same length that differ in only one word,
+ * for instance by one bit, always have different sums. Any other two inputs have the same sum with a probability of
+ * 2^-64. The checksum does not protect against somebody who deliberately constructs two inputs with the same sum.
  */
 #ifndef TE_CHECKSUM_H
 #define TE_CHECKSUM_H
@@ -20,13 +20,12 @@ enum { TE_CHECKSUM_PART = 32 }; /* the number of bytes that the four lanes proce
 
 typedef struct te_checksum {
     uint64_t lane[4], bytes;
-    unsigned char rest[TE_CHECKSUM_PART]; /* the last (bytes % 32) bytes of the input so far, which are held until 32
-                                           * are complete */
+    unsigned char rest[TE_CHECKSUM_PART]; /* the last (bytes % 32) bytes of the input so far, which wait until there are
+                                           * 32 */
 } te_checksum;
 
-/* Return the new value of one of the checksum's four lanes after an 8-byte word; x: its value before. The odd factor is
- * a constant of xxHash64 (Collet), as is the factor in te_checksum_begin; neither factor has a repeating bit
- * pattern. */
+/* Return the new state of one of the checksum's four lanes after an 8-byte word. x: the lane's state before the word.
+ * The factor is an odd constant of xxHash64 (Collet), whose bits have no repeating pattern. */
 TE_API uint64_t te__checksum_step(uint64_t x, uint64_t word) {
     x = (x ^ word) * UINT64_C(0x9E3779B185EBCA87);
     return x << 31 | x >> 33;

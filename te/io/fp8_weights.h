@@ -1,14 +1,14 @@
-/* fp8_weights.h -- models for inference that hold the weights of their GEMMs only in FP8, which halves the memory and
- * the file size in comparison with 16-bit weights.
+/* fp8_weights.h -- saves and loads models for inference that hold the weights of their GEMMs only in FP8. FP8 weights
+ * take half of the memory and of the file size of 16-bit weights.
  *
- * Do this, in the program that trained lists under a recipe or cast their weights (te/optim/recipes.h):
+ * Do this, in the program that trained the models under an FP8 recipe, or that cast their weights (te/optim/recipes.h):
  *     const te_named_model trained[] = {{"h0", &block.model}};
  *     TE_TRY(te_fp8_weights_save("fp8.safetensors", trained, 1, &ctx));
  * and in the program that runs the models:
  *     TE_INFERENCE(small, (bf16, (recipe, fp8_row)), ...)
  *     TE_TRY(small_bind(&s, 0, &ctx));                             // binds no memory
  *     const te_named_model models[] = {{"h0", &s.model}};
- *     static te_fp8_weights weights;                               // the models point to it
+ *     static te_fp8_weights weights;                               // must live as long as the models
  *     TE_TRY(te_allocate(&ctx, &memory, te_fp8_weights_bytes(models, 1)));
  *     TE_TRY(te_safetensors_open(&file, "fp8.safetensors", &ctx));
  *     te_status status = te_fp8_weights_load(&weights, memory, bytes, models, 1, &file, &ctx);
@@ -21,7 +21,7 @@
  *     h0.fc1.input_scale       F32 [1], only under fp8_delayed after its first step: the GEMM's input is multiplied by
  *                              this factor before it is rounded. If this tensor is missing, the scale is computed from
  *                              the input's amax, as under fp8_current
- * and all other parameters as in a checkpoint. Loading casts GEMM weights in F32, BF16 or F16.
+ * All other parameters are stored as in a checkpoint. A GEMM weight in F32, BF16 or F16 is cast to FP8 when loaded.
  */
 #ifndef TE_FP8_WEIGHTS_H
 #define TE_FP8_WEIGHTS_H
@@ -30,11 +30,11 @@
 #include "impl/safetensors_write.h" /* te__safetensors_write */
 #include "weights.h"                /* te_named_model, TE_WEIGHTS_MAX_NAME, te__plan_text */
 
-/* The scales of models that hold the weights of their GEMMs only in FP8. The struct must stay at its address, because
- * the models point to it. */
+/* The scales of models that hold the weights of their GEMMs only in FP8. The struct must not be moved, because the
+ * models point to it. */
 typedef struct te_fp8_weights {
-    te_scales scales; /* [2 * products]: the scale of each GEMM's weight, then the scale of each GEMM's input, for all
-                       * GEMMs under a recipe */
+    te_scales scales; /* [2 * products], where `products` is the number of GEMMs under an FP8 recipe: the scales of all
+                       * weights, then the scales of all GEMM inputs */
 } te_fp8_weights;
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
@@ -42,13 +42,14 @@ typedef struct te_fp8_weights {
 /* An iterator over the parameters of several models, except tied ones. */
 typedef struct te__fp8_param_iter {
     const te_named_model *models;
-    /* in_op: how many parameters of the current op were visited; next: the index, within the model, of the next
-     * parameter to visit */
+    /* in_op: how many parameters of the current op have been visited. next: the index, within the model, of the
+     * parameter that is visited next */
     int count, model, op, in_op, next;
     te_param *param;
-    /* if the current parameter is the weight of a GEMM under a recipe, that recipe; else TE_RECIPE_none */
+    /* the FP8 recipe of the GEMM whose weight the current parameter is; TE_RECIPE_none if the parameter is no such
+     * weight */
     te_recipe recipe;
-    int products;     /* how many of the parameters before the current one are weights of GEMMs under a recipe */
+    int products;     /* how many weights of GEMMs under an FP8 recipe precede the current parameter */
 } te__fp8_param_iter;
 
 TE_API te__fp8_param_iter te__fp8_params(const te_named_model *models, int count) {
@@ -73,15 +74,15 @@ TE_API int te__fp8_next_param(te__fp8_param_iter *it) {
     }
     return 0;
 }
-/* Return the bytes that the current parameter takes in target memory. If the parameter is the weight of a GEMM under a
- * recipe, these are the bytes of the weight in FP8 and of its rowwise or blockwise scales. */
+/* Return the bytes that the current parameter takes in target memory. The weight of a GEMM under an FP8 recipe takes
+ * the bytes of its FP8 numbers and of its rowwise or blockwise scales. */
 TE_API size_t te__fp8_param_bytes(const te__fp8_param_iter *it) {
     const te_param *p = it->param;
     const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(p, it->recipe);
     if (it->recipe != TE_RECIPE_none) return size.data + size.scales;
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
-/* The shape that a weight's scales have in a file. */
+/* The shape of a weight's scales in a file: [count] or, if rank is 2, [size[0], size[1]]. */
 typedef struct te__fp8_scale_shape { int rank; int64_t size[2], count; } te__fp8_scale_shape;
 TE_API te__fp8_scale_shape te__fp8_scale_shape_of(const te_param *p, te_recipe recipe) {
     te__fp8_scale_shape s;
@@ -116,7 +117,7 @@ typedef struct te__fp8_tensors {
     te_safetensor *tensor;
     char (*name)[TE_WEIGHTS_MAX_NAME];
     int count;
-    float *numbers; /* memory for the scales of all tensors, in host memory */
+    float *numbers; /* host memory for the scales of all tensors */
     int64_t used;   /* how many entries of `numbers` are in use so far */
 } te__fp8_tensors;
 
@@ -138,8 +139,8 @@ TE_API te_status te__fp8_tensors_allocate(te__fp8_tensors *l, const te_named_mod
     te__fp8_tensors_free(l);
     return te_fail(ctx, TE_ERROR_MEMORY, "FP8 weights: cannot allocate for %zu tensors", tensors);
 }
-/* Make the name of the next tensor of list l: that of the iterator's current parameter, such as "h0.fc1.weight", and a
- * suffix. */
+/* Write the name of the next tensor of list l: the name of the iterator's current parameter, such as "h0.fc1.weight",
+ * followed by `suffix`. */
 TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, const char *suffix,
                               te_context *ctx) {
     const char *model = it->models[it->model].name;
@@ -149,7 +150,7 @@ TE_API te_status te__fp8_name(char **name, te__fp8_tensors *l, const te__fp8_par
     TE_REQUIRE(n < TE_WEIGHTS_MAX_NAME, ctx, TE_ERROR_OVERFLOW, "FP8 weights: the name %.60s.. is too long", *name);
     return TE_OK;
 }
-/* Make the name of the next tensor in the list, which holds the scale of a GEMM's input: "h0.fc1.input_scale". */
+/* Write the name of the next tensor of list l, for the scale of a GEMM's input: "h0.fc1.input_scale". */
 TE_API te_status te__fp8_input_name(char **name, te__fp8_tensors *l, const te__fp8_param_iter *it, te_context *ctx) {
     const char *model = it->models[it->model].name;
     *name = l->name[l->count];
@@ -165,9 +166,9 @@ TE_API void te__fp8_add_numbers(te__fp8_tensors *l, const char *name, int rank, 
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* Copy blockwise scales between an array as in the file, [blocks of rows, blocks of columns], and one as in target
- * memory, whose rows have another pitch (te_blockwise_2d_scale_pitch). If loads is 1, copy from `file` to `memory`,
- * else from `memory` to `file`. */
+/* Copy blockwise scales from `file` to `memory` if `loads` is 1, else from `memory` to `file`. Both arrays hold one
+ * scale for each block of 128 x 128 weights. A row of `file` has one entry per block; a row of `memory`, which is in
+ * target memory, is padded to te_blockwise_2d_scale_pitch entries. */
 TE_API te_status te__fp8_blocks_copy(float *file, float *memory, const te_param *p, int loads, te_context *ctx) {
     const int64_t rows = te_fp8_blocks(p->rows), cols = te_fp8_blocks(p->cols),
                   pitch = te_blockwise_2d_scale_pitch(p->cols);
@@ -205,8 +206,8 @@ TE_API te_status te__fp8_save_param(te__fp8_tensors *l, const te__fp8_param_iter
     te__fp8_add_numbers(l, name, 1, &one, 1);
     return TE_OK;
 }
-/* Write the models' lists of ops as texts, as in a checkpoint. If `pair` is null, only the size of the texts is
- * computed. */
+/* Write the models' lists of ops as texts to t, in the form that a checkpoint has. If `pair` is null, only compute the
+ * size of the texts. */
 TE_API void te__fp8_metadata(te_safetensors_pair *pair, te__text *t, const te_named_model *models, int count) {
     for (int i = 0; i < count; i++) {
         if (pair) pair[i].key = t->p + t->n;
@@ -230,9 +231,10 @@ TE_API te_status te__fp8_write(const char *path, const te__fp8_tensors *l, const
     free(pair), free(text);
     return status;
 }
-/* Write the models' parameters (the weights of GEMMs under a recipe in FP8, with their scales) and a checksum. The
- * models must be under a te_recipes, or have been loaded by te_fp8_weights_load. Waits for the stream. Errors: a weight
- * that is not in FP8; a tensor group of several ranks; the errors of te_safetensors_write. */
+/* Write the models' parameters and a checksum to a file. The weights of GEMMs under an FP8 recipe are written in FP8,
+ * with their scales. te_recipes_init or te_fp8_weights_load must have cast or loaded these weights before. Waits for
+ * the stream. Errors: a weight that is not in FP8; a tensor group of several ranks; the errors of
+ * te_safetensors_write. */
 TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *models, int count, te_context *ctx) {
     te__fp8_tensors l;
     TE_TRY(te__fp8_check_models(models, count, "te_fp8_weights_save", ctx));
@@ -249,16 +251,16 @@ TE_API te_status te_fp8_weights_save(const char *path, const te_named_model *mod
 
 /* ---- loading: the expected tensors ------------------------------------------------------------------------------- */
 
-/* Return the bytes that the scales of the weights and inputs of all GEMMs under a recipe take. *products: the number of
- * GEMMs under a recipe. */
+/* Return the bytes of the scales that all GEMMs under an FP8 recipe need for their weights and inputs. *products:
+ * output, the number of these GEMMs. */
 TE_API size_t te__fp8_scales_bytes(const te_named_model *models, int count, int *products) {
     te__fp8_param_iter it = te__fp8_params(models, count);
     while (te__fp8_next_param(&it)) {}
     *products = it.products;
     return (size_t)te_round_up((int64_t)te_scales_bytes(2 * it.products, 1), TE_ALIGN);
 }
-/* Return the bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under a
- * recipe, all scales, and the other parameters in the dtypes of their lists. */
+/* Return the bytes of target memory that te_fp8_weights_load needs: one byte for each weight element of a GEMM under an
+ * FP8 recipe, the scales, and all other parameters in the dtypes of their lists of ops. */
 TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     int products;
     size_t bytes = te__fp8_scales_bytes(models, count, &products);
@@ -267,14 +269,14 @@ TE_API size_t te_fp8_weights_bytes(const te_named_model *models, int count) {
     return bytes;
 }
 
-/* Return whether the file has the tensor called `name` in F32, BF16 or F16, so that it must be cast to FP8. */
+/* Return whether the file has a tensor called `name` in F32, BF16 or F16. Such a tensor must be cast to FP8. */
 TE_API int te__fp8_is_cast(const te_safetensors *f, const char *name) {
     const te_safetensor *t = te_safetensors_find(f, name);
     te_dtype dtype;
     return t && te__safetensors_converts(&dtype, t->dtype);
 }
-/* Add to the list the tensors that the file should have for a parameter. at: the address to which the parameter will be
- * loaded. */
+/* Add to list l the tensors that the file should have for the current parameter of `it`. at: the address to which the
+ * parameter will be loaded. */
 TE_API te_status te__fp8_expect_param(te__fp8_tensors *l, const te__fp8_param_iter *it, const te_safetensors *f,
                                       char *at, te_context *ctx) {
     const te_param *p = it->param;
@@ -311,8 +313,8 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
     const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
     return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
 }
-/* List all tensors that the file should have, and check them before any of them is read. *staging: the size in bytes of
- * the largest weight that must be cast. */
+/* Write all tensors that the file should have to list l, and check that the file has them, before any tensor is read.
+ * *staging: output, the size in bytes of the largest weight that must be cast to FP8. */
 TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
                                  int count, const te_safetensors *f, te_context *ctx) {
     te__fp8_param_iter it = te__fp8_params(models, count);
@@ -333,7 +335,8 @@ TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memo
 
 /* ---- loading: reading -------------------------------------------------------------------------------------------- */
 
-/* Make the te_fp8_product of the current parameter of `it`, whose FP8 weight lies at the address `at`. */
+/* Return the te_fp8_product (the FP8 weight and its scales) of the current parameter of `it`. The FP8 numbers lie at
+ * address `at`. */
 TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_param_iter *it, char *at) {
     te_fp8_product f;
     memset(&f, 0, sizeof f);
@@ -343,8 +346,8 @@ TE_API te_fp8_product te__fp8_product_at(const te_fp8_weights *s, const te__fp8_
         f.inverse = (float *)(void *)(at + te__fp8_weight_bytes_of(it->param, it->recipe).data);
     return f;
 }
-/* Read a weight that the file has in F32, BF16 or F16 into `staging`, as [rows, cols] of the list's dtype, and cast it
- * to FP8. */
+/* Read a weight that the file has in F32, BF16 or F16 into `staging`, in the dtype of the list of ops, and cast the
+ * weight to FP8. staging: [rows, cols]. */
 TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te__fp8_param_iter *it,
                                               const te_fp8_product *to, const te_safetensor *want, void *staging,
                                               const te_safetensors *f, te_context *ctx) {
@@ -362,7 +365,7 @@ TE_IF_USED TE_API te_status te__fp8_read_cast(const te_fp8_weights *s, const te_
     return m->plan->fp8->quantize(&q, ctx);
 }
 /* Copy the weight's scales, t[TE__FP8_SCALES], and the scale of the GEMM's input, t[TE__FP8_INPUT_SCALE], to target
- * memory. The scale of the input exists only if `tensors`, the number of the parameter's tensors in the file, is 3. */
+ * memory. The scale of the input exists only if the file has 3 tensors for the parameter; `tensors` is their number. */
 TE_API te_status te__fp8_put_scales(const te_fp8_product *to, const te_safetensor *t, int tensors,
                                     const te__fp8_param_iter *it, te_context *ctx) {
     const te_safetensor *scales = &t[TE__FP8_SCALES], *input = &t[TE__FP8_INPUT_SCALE];
@@ -412,7 +415,8 @@ TE_API void te__fp8_bind(const te_fp8_weights *s, char *memory, const te_named_m
         it.param->fp8.current = te__fp8_tensors_of(l, i, &it) <= TE__FP8_INPUT_SCALE;
     }
 }
-/* Refuse a tied weight of a GEMM under a recipe, because the parameter that it is tied to would not be in FP8. */
+/* Return an error if the weight of a GEMM under an FP8 recipe is tied to another parameter, because that other
+ * parameter would not be in FP8. */
 TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_context *ctx) {
     for (int i = 0; i < count; i++)
         for (int k = 0, next = 0; k < models[i].model->plan->op_count; next += models[i].model->plan->op[k++].params) {
@@ -423,12 +427,12 @@ TE_API te_status te__fp8_check_ties(const te_named_model *models, int count, te_
         }
     return TE_OK;
 }
-/* Read the weights of models into `memory`; the weights of GEMMs under a recipe are held only in FP8. The models must
- * have lists for inference (TE_INFERENCE) and be bound to no memory. memory: te_fp8_weights_bytes of target memory,
- * aligned to TE_ALIGN. Also enables the recipes; call te_tie afterwards. Waits for the stream. Errors: null pointers; a
- * list for training; a tied weight of a GEMM under a recipe; memory that is too small or misaligned; a list that
- * differs from the one in the file; a tensor that is missing or has another shape or dtype; a scale that is not valid.
- * After an error the models are unchanged. */
+/* Read the parameters of models into `memory`, and enable the models' FP8 recipes. The weights of GEMMs under an FP8
+ * recipe are held only in FP8. The models must have lists of ops for inference (TE_INFERENCE) and be bound to no
+ * memory. memory: te_fp8_weights_bytes of target memory, aligned to TE_ALIGN. Call te_tie afterwards if parameters are
+ * tied. Waits for the stream. Errors: null pointers; a list of ops for training; a tied weight of a GEMM under an FP8
+ * recipe; memory that is too small or misaligned; a list of ops that differs from the list in the file; a tensor that
+ * is missing or has another shape or dtype; a scale that is not valid. After an error the models are unchanged. */
 TE_IF_USED TE_API te_status te_fp8_weights_load(te_fp8_weights *s, void *memory, size_t bytes,
                                                 const te_named_model *models, int count, const te_safetensors *f,
                                                 te_context *ctx) {

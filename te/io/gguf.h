@@ -11,10 +11,10 @@
  *     if (status == TE_OK) status = te_gguf_get_array(&tokens, &file, "tokenizer.ggml.tokens", TE_GGUF_string, &ctx);
  *     while (status == TE_OK && te_gguf_next(&token, &tokens)) (void)te_gguf_string_of(&token, &text);
  *     const te_gguf_tensor *t = te_gguf_find(&file, "token_embd.weight");    // null: there is none
- *     te_gguf_close(&file);                                                  // the data of tensors is gone, too
+ *     te_gguf_close(&file);                                                  // the tensors' data can no longer be read
  *
- * Versions 2 and 3 of the format are read, little-endian. A model that is split into several files is opened by the
- * name of the first, "..-00001-of-00003.gguf", and its tensors are in one table.
+ * Supported are versions 2 and 3 of the format, in little-endian order. For a model that is split into several files,
+ * pass the name of the first file, "..-00001-of-00003.gguf". The tensors of all files of the model are in one table.
  *
  * Files are not trusted: an error in a file produces TE_ERROR_FORMAT with a text that names the key or the tensor,
  * nothing is read out of bounds, and each count in a file is checked against the size of the file before it is used.
@@ -36,7 +36,8 @@ TE_API void te_gguf_close(te_gguf *f) {
     free(f->value), free(f->tensor), free(f->file), free(f->path);
     memset(f, 0, sizeof *f);
 }
-/* Parse `file`, and add it to *f. On success *f owns the file's mapping; on an error the file is unmapped. */
+/* Parse `file`, and add its tensors and metadata to *f. On success, te_gguf_close(f) will unmap the file; on an error
+ * this function unmaps the file. */
 TE_API te_status te__gguf_add(te_gguf *f, te_gguf_file file, te__gguf_split *split, const char *path,
                               te_context *ctx) {
     te_gguf_file *grown = (te_gguf_file *)te__grow(f->file, f->files, sizeof file);
@@ -57,14 +58,13 @@ TE_API te_status te__gguf_map_file(te_gguf_file *file, const char *path, te_cont
     file->memory = (const unsigned char *)at, file->bytes = bytes, file->header = 0, file->mapped = 1;
     return TE_OK;
 }
-/* Write the end of the path of file `number`, counted from 0, of a model that is split into `count` files:
- * "-00001-of-00003.gguf" for number 0 and count 3. */
+/* Write to `text` how the path of a split model's file ends: "-00001-of-00003.gguf" for file number 0 of 3 files. */
 enum { TE__GGUF_SUFFIX = 20 };
 TE_API void te__gguf_suffix(char text[64], int64_t number, int64_t count) {
     snprintf(text, 64, "-%05d-of-%05d.gguf", (int)(number + 1), (int)count);
 }
-/* Map all files of a split model except the first, which is mapped already. path: memory of the size of f->path, which
- * this function overwrites. */
+/* Map all files of a split model except the first file, which is mapped already. path: workspace, as many bytes as
+ * f->path has. */
 TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, char *path, te_context *ctx) {
     const size_t n = strlen(f->path), prefix = n > TE__GGUF_SUFFIX ? n - TE__GGUF_SUFFIX : 0;
     char suffix[64];
@@ -85,9 +85,9 @@ TE_API te_status te__gguf_map_splits(te_gguf *f, const te__gguf_split *first, ch
     }
     return TE_OK;
 }
-/* Map the file at `path` or, if it is the first file of a split model, all files of that model, and check the headers.
- * No other process may change the files while they are open. After an error there is nothing to close. Errors:
- * TE_ERROR_IO, TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
+/* Map the file at `path`, and check its header. If the file is the first one of a split model, all files of the model
+ * are mapped and checked. No other process may change the files while they are open. After an error there is nothing to
+ * close. Errors: TE_ERROR_IO, TE_ERROR_FORMAT, TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_map(te_gguf *f, const char *path, te_context *ctx) {
     te_gguf_file file;
     te__gguf_split split;
@@ -136,8 +136,8 @@ TE_API const te_gguf_tensor *te_gguf_find(const te_gguf *f, const char *name) {
     key.name = te__gguf_text(name, strlen(name));
     return (const te_gguf_tensor *)bsearch(&key, f->tensor, (size_t)f->tensors, sizeof key, te__gguf_by_name);
 }
-/* A checksum of everything but the tensors' data, i.e. of the metadata and of the tensors' names, shapes, types and
- * offsets: the 64-bit FNV-1a hash of the headers of all files, one after the other. */
+/* Return a checksum of the metadata and of the tensors' names, shapes, types and offsets, but not of the tensors' data:
+ * the 64-bit FNV-1a hash of the headers of all files, one after the other. */
 TE_API uint64_t te_gguf_header_checksum(const te_gguf *f) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int i = 0; f && i < f->files; i++)
@@ -150,7 +150,7 @@ TE_API uint64_t te_gguf_header_checksum(const te_gguf *f) {
 /* te_gguf_integer_of, te_gguf_real_of, te_gguf_bool_of and te_gguf_string_of store a value in *out and return 1. If the
  * value is of another kind, they return 0 and leave *out unchanged. */
 
-/* Read an integer of any width. Also returns 0 for a uint64 above INT64_MAX. */
+/* Store an integer of any width in *out. For a uint64 above INT64_MAX, the function returns 0. */
 TE_API int te_gguf_integer_of(const te_gguf_value *v, int64_t *out) { return v && te__gguf_integer(v, out); }
 /* Read a float32 or a float64. */
 TE_API int te_gguf_real_of(const te_gguf_value *v, double *out) {
@@ -170,14 +170,14 @@ TE_API int te_gguf_string_of(const te_gguf_value *v, te_gguf_text *out) {
     *out = te__gguf_text((const char *)v->at, (size_t)v->count);
     return 1;
 }
-/* Remove the first element from *array and store it in *element; returns 1, or 0 if *array is empty or is no array.
- * Pass a copy of the value that te_gguf_key returns, or the value that te_gguf_get_array stores. An element may itself
- * be an array. */
+/* Iterate over an array: store its next element in *element, advance *array past this element, and return 1. Return 0
+ * if no element is left, or if *array is no array. array: a copy of the value that te_gguf_key returns, or the value
+ * that te_gguf_get_array stores. An element may itself be an array. */
 TE_API int te_gguf_next(te_gguf_value *element, te_gguf_value *array) {
     te__gguf_cursor c;
     if (!array || array->kind != TE_GGUF_array || !array->count) return 0;
     memset(&c, 0, sizeof c), memset(element, 0, sizeof *element);
-    /* The whole header was checked when the file was opened, so reading it cannot fail, and the cursor has no limit. */
+    /* The whole header was checked when the file was opened. So the cursor needs no limit (UINT64_MAX). */
     c.memory = array->at, c.bytes = UINT64_MAX, c.path = "", c.name = te__gguf_text("an element", 10);
     element->kind = array->element;
     if (te__gguf_read_value(element, &c, 0) != TE_OK) return 0;
@@ -214,7 +214,8 @@ TE_API te_status te_gguf_get_bool(int *out, const te_gguf *f, const char *key, t
 TE_API te_status te_gguf_get_string(te_gguf_text *out, const te_gguf *f, const char *key, te_context *ctx) {
     return te_gguf_string_of(te_gguf_key(f, key), out) ? TE_OK : te__gguf_lacks(f, key, "a string", ctx);
 }
-/* Store an array in *out, for te_gguf_next. element: the kind that the array's elements must have. */
+/* Store the array of a key in *out; te_gguf_next iterates over *out. element: the kind that the array's elements must
+ * have. */
 TE_API te_status te_gguf_get_array(te_gguf_value *out, const te_gguf *f, const char *key, te_gguf_kind element,
                                    te_context *ctx) {
     const te_gguf_value *v = te_gguf_key(f, key);

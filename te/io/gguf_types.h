@@ -7,8 +7,8 @@
 
 #include "../core/context.h" /* te_context, te_fail */
 
-/* The kinds of metadata values: X(name, bytes of a value) for each. A kind with 0 bytes stores its size with the value.
- * A file names a kind by its index in this list. */
+/* The kinds of metadata values: X(name, bytes of a value) for each. Bytes 0: values of this kind differ in size, and
+ * the file stores the size before the value. A file identifies a kind by its index in this list. */
 #define TE_GGUF_KINDS(X)                                                                                             \
     X(uint8, 1) X(int8, 1) X(uint16, 2) X(int16, 2) X(uint32, 4) X(int32, 4) X(float32, 4) X(bool, 1) X(string, 0)   \
     X(array, 0) X(uint64, 8) X(int64, 8) X(float64, 8)
@@ -18,7 +18,7 @@ typedef enum te_gguf_kind { TE_GGUF_KINDS(TE_GGUF_KIND_ENUM) TE_GGUF_KIND_COUNT 
 #undef TE_GGUF_KIND_ENUM
 
 /* The types of tensors, X(name, number in a file, values of a block, bytes of a block) for each. A row of a tensor is a
- * whole number of blocks. Numbers that are missing here belong to types that no file has, or that ggml has removed. */
+ * whole number of blocks. Type numbers that are missing here do not occur in files, or ggml has removed them. */
 #define TE_GGUF_TYPES(X)                                                                                             \
     X(F32, 0, 1, 4) X(F16, 1, 1, 2) X(Q4_0, 2, 32, 18) X(Q4_1, 3, 32, 20) X(Q5_0, 6, 32, 22) X(Q5_1, 7, 32, 24)      \
     X(Q8_0, 8, 32, 34) X(Q2_K, 10, 256, 84) X(Q3_K, 11, 256, 110) X(Q4_K, 12, 256, 144)                              \
@@ -40,10 +40,12 @@ enum {
     TE_GGUF_MAX_ALIGNMENT = 1 << 20
 };
 
-/* A string: n bytes of the file from p on, without a closing NUL. Keys and names contain no NUL, other strings may. */
+/* A string: the n bytes of the file from address p on, without a closing NUL. Keys and names contain no NUL, but other
+ * strings may contain NULs. */
 typedef struct te_gguf_text { const char *p; size_t n; } te_gguf_text;
 
-/* A metadata value, or an element of an array. te_gguf_integer_of, te_gguf_real_of and others read its number. */
+/* A metadata value, or an element of an array. te_gguf_integer_of, te_gguf_real_of, te_gguf_bool_of and
+ * te_gguf_string_of read the value. */
 typedef struct te_gguf_value {
     te_gguf_text key;        /* {null, 0} for an element of an array */
     te_gguf_kind kind;
@@ -56,10 +58,10 @@ typedef struct te_gguf_tensor {
     te_gguf_text name;
     te_gguf_type type;
     int rank;
-    int64_t shape[TE_GGUF_MAX_RANK]; /* the last dimension is contiguous: a matrix is [rows, cols]. The file has the
-                                        dimensions in the opposite order */
+    int64_t shape[TE_GGUF_MAX_RANK]; /* the last dimension is contiguous: a matrix is [rows, cols]. The file stores
+                                      * the dimensions in the opposite order */
     const void *data;                /* address of the tensor's data in the mapped file */
-    uint64_t bytes, offset;          /* offset: bytes from the beginning of the file's tensor data to this tensor */
+    uint64_t bytes, offset;          /* offset: bytes from the start of the file's tensor data */
     int file;                        /* index of the file that contains the tensor, in te_gguf.file */
     int uses;                        /* number of parameters that te_gguf_bind has bound to the tensor */
 } te_gguf_tensor;
@@ -67,7 +69,7 @@ typedef struct te_gguf_tensor {
 /* The bytes of one file. */
 typedef struct te_gguf_file {
     const unsigned char *memory;
-    uint64_t bytes, header; /* header: the size in bytes of what precedes the padding and the tensors' data */
+    uint64_t bytes, header; /* header: the bytes before the padding and the tensors' data */
     int mapped;
 } te_gguf_file;
 
@@ -93,8 +95,8 @@ TE_API const char *te_gguf_kind_name(te_gguf_kind kind) {
 #undef TE_GGUF_KIND_NAME
     return (unsigned)kind < (unsigned)TE_GGUF_KIND_COUNT ? names[kind] : "unknown";
 }
-/* The name of a tensor's type, and the numbers of values and bytes of a block. For a number that is no type, the name
- * is "unknown", and both numbers are 0. */
+/* A tensor type: its name, and how many values and bytes a block has. If te_gguf_block_of gets a number that is no
+ * type, the name is "unknown", and values and bytes are 0. */
 typedef struct te_gguf_block { const char *name; int values, bytes; } te_gguf_block;
 TE_API te_gguf_block te_gguf_block_of(te_gguf_type type) {
     te_gguf_block b;
@@ -108,7 +110,7 @@ TE_API te_gguf_block te_gguf_block_of(te_gguf_type type) {
     }
     return b;
 }
-/* The number of bytes of t, at most 60, that an error text shows: printf("%.*s", te__gguf_shown(t), t.p). */
+/* Return how many bytes of t an error text shows, at most 60: printf("%.*s", te__gguf_shown(t), t.p). */
 TE_API int te__gguf_shown(te_gguf_text t) { return t.n < 60 ? (int)t.n : 60; }
 
 #endif

@@ -1,23 +1,23 @@
-/* gguf_weights.h -- binds the parameters of models to the tensors of a GGUF file (gguf.h), by tables as in packed.h.
+/* gguf_weights.h -- binds models' parameters to the tensors of a GGUF file (gguf.h) that a table (packed.h) names.
  *
  * Do this:
  *     static const te_packed parts[] = {{"attn_q.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
  *                                       {"attn_k.weight", "fc1", "weight", 2, 0},
  *                                       {"attn_v.weight", "fc1", "weight", 2, 0},
  *                                       {"attn_output.weight", "proj", "weight", 0, 0}};
- *     te_gguf model; te_gguf_weights w;                                               // stay as long as the instance
+ *     te_gguf model; te_gguf_weights w;                                               // must live as long as `block`
  *     TE_TRY(te_gguf_map(&model, "model-q4_k_m.gguf", &ctx));
  *     te_gguf_source from = {&model, TE_GGUF_IN_PLACE};
  *     TE_TRY(te_gguf_bind(&w, &block.model, parts, 4, "blk.0.", &from, &ctx));
  *     TE_TRY(te_gguf_all_used(&model, &ctx));                                         // after the last list is bound
  *     te_gguf_release(&w, &ctx);
  *
- * The instance, here `block`, must be bound to no memory. In a list with (weights, quantized), the weights of linears
- * and embeddings keep the formats of their tensors: the host reads them in the mapped file; for a GPU they are repacked
- * in newly allocated memory (te_repack_weight), except weights with a tensor in f32, f16 or bf16. With (weights, q8_0)
- * or another format, tensors in floats are cast to this format. All other parameters are converted to the list's dtype.
+ * The model instance, here `block`, must be bound to no memory. With (weights, quantized), weights of linears and
+ * embeddings keep the formats of their tensors: the host reads them in the mapped file, and a GPU gets repacked copies
+ * (te_repack_weight), except of f32, f16 and bf16. With (weights, q8_0) or another format, tensors in floats are cast
+ * to this format. All other parameters are converted to the dtype of the list of ops.
  *
- * llama.cpp writes some weights in another form than Hugging Face's files have, and the list must fit that form:
+ * The list of ops must fit llama.cpp's form of the weights, which differs from that of Hugging Face's files:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
  *   (rope, .., (interleaved, 1)). Llama 3.1's rope has frequency factors in the tensor rope_freqs.weight.
  * - Gemma: 1 is added to the weights of norms, so the list has rmsnorm and head_norm, not rmsnorm1p and head_norm1p.
@@ -30,22 +30,22 @@
 #include "gguf.h"          /* te_gguf */
 
 typedef enum te_gguf_use {
-    TE_GGUF_IN_PLACE, /* weights that the list's kernels can read in the file's format keep this format */
-    TE_GGUF_CONVERTED /* all weights are converted to the list's dtype */
+    TE_GGUF_IN_PLACE, /* weights keep the file's format if kernels can read it */
+    TE_GGUF_CONVERTED /* all weights are converted to the dtype of the list of ops */
 } te_gguf_use;
 typedef struct te_gguf_source {
-    te_gguf *file; /* must stay open as long as the models that te_gguf_bind has bound to it are used */
+    te_gguf *file; /* must stay open as long as models that are bound to this file are used */
     te_gguf_use use;
 } te_gguf_source;
 
 /* The memory that te_gguf_bind allocates for an instance. */
 typedef te_block_weights te_gguf_weights;
 
-enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* max number of bytes of prefix and name together, with the closing NUL */
+enum { TE_GGUF_MAX_TENSOR_NAME = 256 }; /* max bytes of a tensor name, including prefix and closing NUL */
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* The te_block_format of a type of GGUF tensors; TE_BLOCK_none if the library does not support the type. */
+/* Return the te_block_format of a GGUF tensor type; TE_BLOCK_none if the library does not support the type. */
 TE_API te_block_format te_gguf_format(te_gguf_type type) {
     switch (type) {
     case TE_GGUF_F32: return TE_BLOCK_f32;
@@ -63,7 +63,8 @@ TE_API te_block_format te_gguf_format(te_gguf_type type) {
     default: return TE_BLOCK_none;
     }
 }
-/* A tensor's type and shape as a text for messages: "Q4_K [640, 1024]", of an unknown type "type 4 [640, 1024]". */
+/* A tensor's type and shape as a text for messages: "Q4_K [640, 1024]"; if the type is unknown, "type 4 [640,
+ * 1024]". */
 typedef struct te__gguf_shape_text { char text[112]; } te__gguf_shape_text;
 TE_API te__gguf_shape_text te__gguf_shape(const te_gguf_tensor *t) {
     te__gguf_shape_text s;
@@ -76,7 +77,8 @@ TE_API te__gguf_shape_text te__gguf_shape(const te_gguf_tensor *t) {
     return s;
 }
 
-/* Find the tensor that parts[n] names, and check its shape: [units, p->cols]; if parameter p has one row, [units]. */
+/* Find the tensor that b->parts[n] names, and describe it in *part. The tensor's shape must be [units, p->cols] or, if
+ * parameter p has one row, [units]. */
 TE_API te_status te__gguf_tensor_of(te_weight_part *part, const te__block_binding *b, int n, const te_param *p,
                                     int64_t units, te_context *ctx) {
     char name[TE_GGUF_MAX_TENSOR_NAME];
@@ -99,16 +101,16 @@ TE_API te_status te__gguf_tensor_of(te_weight_part *part, const te__block_bindin
 }
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Free the memory that te_gguf_bind has allocated. The instance must be bound again before it is used. */
+/* Free the memory that te_gguf_bind has allocated. The model instance must be bound again before it is used. */
 TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) { te_block_weights_release(w, ctx); }
-/* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
- * table parts[count] names. Call te_tie afterwards for tied parameters. The tensors of a parameter must together have
- * all of its rows. prefix: the text with which the names of all these tensors begin. Waits for the stream. After an
- * error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT: a tensor is missing;
+/* Bind all parameters of m to the tensors that the table parts[count] names. m must be an instance of a list of ops for
+ * inference, and be bound to no memory. The tensors of a parameter must together have all of its rows. prefix: the text
+ * with which the names of all these tensors begin. Call te_tie afterwards if parameters are tied. Waits for the stream.
+ * After an error m must be bound again, and no allocated memory is left. Errors: TE_ERROR_FORMAT: a tensor is missing;
  * TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a type
- * without a te_block_format; TE_ERROR_VALUE: a number does not fit the list's dtype or format of blocks, or a tensor is
- * in another format of blocks than the list; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks;
- * TE_ERROR_MEMORY. */
+ * without a te_block_format; TE_ERROR_VALUE: a number does not fit the parameter's dtype or format of blocks, or a
+ * tensor is in another format of blocks than the op's option (weights, ..) says; TE_ERROR_STATE: m has memory, or its
+ * parameters are sharded over ranks; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
                               const te_gguf_source *from, te_context *ctx) {
     te__block_binding b;
@@ -120,8 +122,8 @@ TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *
     b.tensor_of = te__gguf_tensor_of, b.source = from->file;
     return te__block_weights_bind(&b, ctx);
 }
-/* Check that te_gguf_bind has used every tensor of the file, so that no weight of the model was forgotten. The text of
- * the error, TE_ERROR_FORMAT, names a tensor that was not used. */
+/* Check that te_gguf_bind has bound every tensor of the file to a parameter, so that no weight of the model was
+ * forgotten. If a tensor is unused, the text of the error, TE_ERROR_FORMAT, names the tensor. */
 TE_API te_status te_gguf_all_used(const te_gguf *f, te_context *ctx) {
     TE_REQUIRE(f && f->path, ctx, TE_ERROR_NULL, "te_gguf_all_used: the file is not open");
     for (int i = 0; i < f->tensors; i++)

@@ -1,6 +1,6 @@
-/* json.h -- JSON (RFC 8259): reads a file into a flat table (config.json, or the index of a model that is stored in
- * several files). This header also has the parser that the table is built with, and a writer; both are used for the
- * headers of safetensors files, too.
+/* json.h -- JSON (RFC 8259): reads a file, such as a model's config.json, into a flat table. This header also has a
+ * parser and a writer of JSON. The parser builds the table; parser and writer also serve for the headers of safetensors
+ * files.
  *
  * Do this:
  *     te_json config;
@@ -10,10 +10,10 @@
  *     te_json_close(&config);
  *
  * The name of a value consists of the keys and indices that lead to it through the objects and arrays around it, with
- * dots between them: "layer_types.0". A dot inside a key is kept: "weight_map.model.norm.weight". Objects and arrays
- * themselves are not in the table. NaN, Infinity and -Infinity are numbers, because Python writes them. Files are not
- * trusted: other text that is not JSON, a key that occurs twice, and nesting beyond TE_JSON_MAX_DEPTH produce
- * TE_ERROR_FORMAT, and no function recurses.
+ * dots between them: "layer_types.0". Dots inside a key stay: the key "model.norm.weight" in the object weight_map has
+ * the name "weight_map.model.norm.weight". The table has no entries for objects and arrays themselves. NaN, Infinity
+ * and -Infinity are numbers, because Python writes them. Files are not trusted: any other text that is not JSON, a key
+ * that occurs twice in an object, and nesting beyond TE_JSON_MAX_DEPTH produce TE_ERROR_FORMAT. No function recurses.
  */
 #ifndef TE_JSON_H
 #define TE_JSON_H
@@ -58,8 +58,8 @@ TE_API te_status te__json_expect(te__json *j, char c) {
     j->at++;
     return TE_OK;
 }
-/* Go to the next element of an object or array that ends with `close`. *more must be 0 before the first element; it
- * becomes 1 if there is another element, else 0. */
+/* Go to the next element of an object or array that ends with `close`. *more: input, 0 before the first element, else
+ * 1; output, 1 if there is another element, else 0. */
 TE_API te_status te__json_next(int *more, te__json *j, char close) {
     if (te__json_peek(j) == close) {
         j->at++, *more = 0;
@@ -85,8 +85,8 @@ TE_API te_status te__json_number(int64_t *out, te__json *j) {
     return TE_OK;
 }
 
-/* Return the number of bytes of the UTF-8 character at s, a string that ends with NUL; 0 if the character is not valid
- * (cut short, overlong, a surrogate, or too large). */
+/* Return the number of bytes of the UTF-8 character at s; 0 if the character is not valid (cut short, overlong, a
+ * surrogate, or too large). s: a string that ends with NUL. */
 TE_API int te__utf8_length(const char *s) {
     const unsigned char *p = (const unsigned char *)s;
     const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
@@ -125,8 +125,8 @@ TE_API te_status te__json_hex(uint32_t *out, te__json *j) {
 }
 TE_API te_status te__json_escape(char **to, te__json *j) {
     static const char from[] = "\"\\/bfnrt", become[] = "\"\\/\b\f\n\r\t";
-    const char c = j->text[j->at + 1]; /* if the backslash is at the end of the text, this reads the closing NUL, never
-                                        * a byte after it */
+    const char c = j->text[j->at + 1]; /* the character after a backslash; the closing NUL if the backslash is the last
+                                        * character of the text */
     const char *simple = c ? strchr(from, c) : 0;
     uint32_t code, low;
     if (simple) {
@@ -148,7 +148,7 @@ TE_API te_status te__json_escape(char **to, te__json *j) {
     *to += te__utf8_put(*to, code);
     return TE_OK;
 }
-/* Parse a string. *out: the string, decoded in place and terminated by NUL. */
+/* Parse a string. *out: output, the decoded string with a closing NUL, which overwrites the source text in j->text. */
 TE_API te_status te__json_string(const char **out, te__json *j) {
     TE_TRY(te__json_expect(j, '"'));
     char *to = j->text + j->at;
@@ -169,8 +169,8 @@ TE_API te_status te__json_string(const char **out, te__json *j) {
 }
 
 /* Make sure that an array p of `count` elements, of `size` bytes each, has space for one more element. The capacity is
- * 8 elements at first, and doubles whenever the array is full. Returns the array; null, with p unchanged, if there is
- * no memory. */
+ * 8 elements at first, and doubles whenever the array is full. Returns the array, which may have moved. If there is no
+ * memory, returns null, and the array p stays valid. */
 TE_API void *te__grow(void *p, int count, size_t size) {
     if (count && (count < 8 || (count & (count - 1)))) return p;
     return realloc(p, (count ? 2 * (size_t)count : 8) * size);
@@ -178,8 +178,9 @@ TE_API void *te__grow(void *p, int count, size_t size) {
 
 /* ---- the writer -------------------------------------------------------------------------------------------------- */
 
-/* A text that is being written. The code that writes a text runs twice: first with p null, to count the bytes of the
- * text in n; then with p pointing to n bytes of memory and n reset to 0. */
+/* A text that is being written, of n bytes so far. The code that writes a text runs twice. In the first run p is null,
+ * and only the bytes of the text are counted in n. In the second run p points to that many bytes of memory, and n
+ * begins at 0. */
 typedef struct te__text { char *p; size_t n; } te__text;
 
 TE_API void te__text_char(te__text *t, char c) {
@@ -237,9 +238,9 @@ TE_API void te_json_close(te_json *t) {
     free(t->value), free(t->text);
     memset(t, 0, sizeof *t);
 }
-/* Parse a number such as -12, 0.5 or 1e-05. The digits are passed to strtod without the point and with an exponent that
- * makes up for it (here -12e0, 05e-1 and 1e-5), because the character that strtod accepts as the point depends on the
- * program's locale. */
+/* Parse a number such as -12, 0.5 or 1e-05. The character that strtod accepts as the decimal point depends on the
+ * program's locale. Therefore strtod gets the digits without the point, and an exponent that accounts for the point's
+ * position: -12e0, 05e-1 and 1e-5. */
 TE_API te_status te__json_real(double *out, te__json *j) {
     char digits[64 + 16];
     size_t n = 0;
@@ -260,8 +261,8 @@ TE_API te_status te__json_real(double *out, te__json *j) {
         p += p[1] == '+' || is_negative ? 2 : 1;
         const char *power = p;
         for (; *p >= '0' && *p <= '9' && p < limit; p++)
-            /* the exponent is not increased further: with an even larger exponent the number would be 0 or infinite,
-             * too */
+            /* Beyond 100000 the exponent is not increased, which avoids overflow of the integer: the number is 0 or
+             * infinite anyway */
             if (exponent < 100000) exponent = exponent * 10 + (*p - '0');
         if (p == power) return te__json_fail(j, "digits should follow the e of a number");
         if (is_negative) exponent = -exponent;
@@ -271,7 +272,7 @@ TE_API te_status te__json_real(double *out, te__json *j) {
     *out = strtod(digits, 0), j->at += (size_t)(p - from);
     return TE_OK;
 }
-/* Return 1 and skip `word` if it is the next text to parse; return 0 if it is not. */
+/* If the next text to parse is `word`, skip it and return 1; otherwise return 0. */
 TE_API int te__json_skip_word(te__json *j, const char *word) {
     const size_t n = strlen(word);
     if (strncmp(j->text + j->at, word, n)) return 0;
@@ -298,7 +299,7 @@ TE_API te_status te__json_scalar(te_json_value *v, te__json *j) {
     return te__json_real(&v->number, j);
 }
 
-/* Skip a value, which may be an object or an array of values. */
+/* Skip one JSON value: a string, number, true, false or null, or a whole object or array. */
 TE_API te_status te__json_skip(te__json *j) {
     char close[TE_JSON_MAX_DEPTH];
     int more[TE_JSON_MAX_DEPTH], depth = 0;
@@ -325,15 +326,14 @@ TE_API te_status te__json_skip(te__json *j) {
     return TE_OK;
 }
 
-/* The largest number of bytes that the table of a file with n bytes may take. The table has a copy of each value's full
- * name, so a file of many short values in an object with a long name could need hundreds of times its own size. A
- * larger table is an error. */
+/* The largest number of bytes that the table of a file with n bytes may take; a larger table is an error. Without this
+ * limit, the table could take hundreds of times the file's size, because it stores the full name of each value, and
+ * many short values may be in one object with a long name. */
 #define TE__JSON_MAX_TABLE(n) (16 * (n) + ((size_t)4 << 20))
-enum { TE__JSON_NAME_OVERHEAD = 32 }; /* an upper bound of the bytes that the C library needs for an allocation besides
-                                       * the bytes requested */
+enum { TE__JSON_NAME_OVERHEAD = 32 }; /* upper bound of the C library's own bytes per allocation */
 
-/* The position of the parser: a stack of the objects and arrays around the current value, the outermost first, and the
- * value's name. */
+/* The position of the parser: the current value's name, and a stack of the objects and arrays that enclose the value,
+ * the outermost first. */
 typedef struct te__json_position {
     int depth;
     char close[TE_JSON_MAX_DEPTH]; /* the character that closes each object or array around the current value: '}' or
@@ -346,7 +346,7 @@ typedef struct te__json_position {
     char name[TE_JSON_MAX_NAME];
 } te__json_position;
 
-/* Set at->name to the name of the next value of the innermost object or array. */
+/* Set at->name to the name of the next value in the innermost of the objects and arrays that enclose it. */
 TE_API te_status te__json_next_name(te__json_position *at, te__json *j) {
     const int d = at->depth - 1;
     const char *key = 0;
@@ -370,7 +370,8 @@ TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json 
     t->value = (te_json_value *)grown;
     te_json_value *v = &t->value[t->count];
     memset(v, 0, sizeof *v);
-    /* 3 entries: te__grow doubles the array `value`, and while it copies, the old and the new array both exist. */
+    /* Count 3 entries per value: te__grow doubles the array t->value, and the old and the new array both exist during
+     * the copy. */
     t->table_bytes += n + TE__JSON_NAME_OVERHEAD + 3 * sizeof *v;
     if (t->table_bytes > TE__JSON_MAX_TABLE(j->n)) return te__json_fail(j, "too many values, or too long names");
     TE_TRY(te__json_scalar(v, j));
@@ -382,7 +383,7 @@ TE_API te_status te__json_add(te_json *t, const te__json_position *at, te__json 
 TE_API int te__by_value_name(const void *a, const void *b) {
     return strcmp(((const te_json_value *)a)->name, ((const te_json_value *)b)->name);
 }
-/* Parse t->text, which has n bytes and a closing NUL, into the table. */
+/* Parse t->text into the table. n: the bytes of t->text without its closing NUL. */
 TE_API te_status te__json_table(te_json *t, size_t n, const char *path, te_context *ctx) {
     te__json json = {t->text, n, 0, path, ctx}, *j = &json;
     te__json_position at;

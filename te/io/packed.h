@@ -1,13 +1,13 @@
-/* packed.h -- loads and saves parameters that a file stores as several tensors. Other programs store q, k and v, or
- * gate and up, as separate tensors, while a list of ops has one weight for them. For each tensor of the file this
- * header makes a view (a te_safetensor) of that range of the parameter that the tensor stores; te_safetensors_load and
- * te_safetensors_write take such views.
+/* packed.h -- loads and saves parameters that a file stores as several tensors. Other programs store q, k and v (or
+ * gate and up) as separate tensors, while a list of ops has one weight for all three (or both). For each tensor of the
+ * file, this header makes a te_safetensor that describes a range of the parameter, called a view. te_safetensors_load
+ * reads each tensor into its view, and te_safetensors_write writes the views.
  *
  * Do this:
- *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // rows of the weight, in order
+ *     static const te_packed parts[] = {{"q_proj.weight", "fc1", "weight", 4, 0},     // 4 rows of fc1's weight
  *                                       {"k_proj.weight", "fc1", "weight", 2, 0},
  *                                       {"v_proj.weight", "fc1", "weight", 2, 0},
- *                                       {"o_proj.weight", "proj", "weight", 0, 1}};   // all; transposed in the file
+ *                                       {"o_proj.weight", "proj", "weight", 0, 1}};   // the rest; file: transposed
  *     te_packed_list list = te_packed_none();
  *     te_status status = te_packed_add(&list, &block.model, parts, 4, "model.layers.0.self_attn.", &ctx);
  *     if (status == TE_OK) status = te_packed_covers(&list, &block.model, &ctx);      // no parameter was forgotten
@@ -17,9 +17,9 @@
  *
  * te_safetensors_load checks names and shapes, and converts F32, BF16 and F16.
  *
- * With tensor parallelism, the row counts in `parts` still refer to the whole parameter, but the views in the list
- * refer to this rank's shard of it; so each rank loads its shard from the same file. Such a list cannot be written
- * to a file.
+ * With tensor parallelism, the row counts in `parts` refer to the whole parameter, but the views in the list describe
+ * only this rank's shard of the parameter. So all ranks can load their shards from one file. A list with views of
+ * shards cannot be written to a file.
  */
 #ifndef TE_PACKED_H
 #define TE_PACKED_H
@@ -28,12 +28,15 @@
 #include "../plan/bind.h"  /* te_shard_layout_of */
 #include "safetensors.h"    /* te_safetensor */
 
-/* How a tensor of a file stores its part of a parameter: 0 (as the parameter itself), or a sum of these constants.
+/* How a tensor of a file stores its part of a parameter: 0 if the layout is that of the parameter, [out, in]; otherwise
+ * a sum of these constants.
  *     TRANSPOSED    as [in, out]
- *     EXPERTS       as [experts, out, in] (with TRANSPOSED [experts, in, out]) all rows of the weight of an
- *                   expert_linear, or as [experts, width] the whole bias of an expert_bias; rows is 0 in the table
- *     INTERLEAVED   only with EXPERTS: in the file, the rows of gate and up of each expert (the columns, if it is a
- *                   bias) alternate, as in gpt-oss; in the parameter, all rows of gate precede those of up */
+ *     EXPERTS       The tensor has all experts: the whole weight of an expert_linear as [experts, out, in] (with
+ *                   TRANSPOSED, [experts, in, out]), or the whole bias of an expert_bias as [experts, width].
+ *                   te_packed.rows must be 0
+ *     INTERLEAVED   Only with EXPERTS. For each expert, the rows of gate and the rows of up alternate in the file, as
+ *                   in gpt-oss; in the parameter, all rows of gate precede all rows of up. For a bias, the same holds
+ *                   of columns */
 typedef enum te_packed_form {
     TE_PACKED_TRANSPOSED = 1,
     TE_PACKED_EXPERTS = 2,
@@ -42,27 +45,28 @@ typedef enum te_packed_form {
 
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add takes */
-    const char *op, *field; /* the names of the op and of the field of the parameter of which the tensor is a part */
-    /* how many rows of the parameter this part has, over all ranks; they follow the rows of the previous part. The
-     * number 0 means all remaining rows. If the parameter has only one row (a bias), columns are counted instead of
-     * rows */
+    const char *op, *field; /* identify the parameter: its op's name, and its name within the op */
+    /* how many rows of the parameter the tensor has; 0 means all remaining rows. The rows follow those of the previous
+     * entry for the same parameter, and are counted over all ranks together. If the parameter has only one row (a
+     * bias), columns are counted instead of rows */
     int64_t rows;
     int form;               /* 0, or a sum of te_packed_form */
 } te_packed;
 
-/* For te_packed_add_heads: a tensor of a file that stores q, k and v head by head, and the parameter that has q of all
- * heads, then k, then v. Rows of the tensor: for each kv head, its heads / kv_heads heads of q, then k, then v. If
- * kv_heads equals heads, this is the order of GPT-NeoX and BLOOM (query_key_value); otherwise it is that of Falcon
- * 40B. */
+/* An argument of te_packed_add_heads: a tensor of a file and a parameter that have the rows of q, k and v in different
+ * orders. In the parameter: q of all heads, then k of all heads, then v of all heads. In the tensor, for each kv head:
+ * the heads of q that attend to this kv head (heads / kv_heads of them), then the head of k, then the head of v.
+ * GPT-NeoX and BLOOM have this order with kv_heads = heads (query_key_value), Falcon 40B with fewer kv_heads. */
 typedef struct te_packed_heads {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add_heads takes */
-    const char *op, *field; /* the names of the op and of the field of the parameter: a weight, or a bias of one row */
+    const char *op, *field; /* identify the parameter (a weight, or a bias of one row): its op's name, and its name
+                             * within the op */
     int heads, kv_heads; /* of all ranks together */
 } te_packed_heads;
 
-/* For te_packed_add_head_rows: a tensor of a file that has `all` rows for each head, of which the `rows` rows from
- * `first` on are those of the parameter. In the files of DeepSeek-V2 and V3, kv_b_proj has the rows of k and then those
- * of v of each head. */
+/* An argument of te_packed_add_head_rows: a tensor of a file that has more rows for each head than the parameter. The
+ * tensor has `all` rows for each head; the rows first to first + rows - 1 of each head form the parameter. For example,
+ * kv_b_proj in the files of DeepSeek-V2 and V3 has for each head the rows of k and then the rows of v. */
 typedef struct te_packed_head_rows {
     const char *name, *op, *field; /* as in te_packed_heads */
     int heads, all, first, rows;
@@ -79,7 +83,7 @@ TE_API te_packed_list te_packed_none(void) {
     l.tensor = 0, l.count = 0;
     return l;
 }
-/* Remove all views but the first `count`. */
+/* Remove all views from the list except the first `count` views. */
 TE_API void te__packed_truncate(te_packed_list *l, int count) {
     while (l->count > count) free((void *)(uintptr_t)l->tensor[--l->count].name);
 }
@@ -91,27 +95,28 @@ TE_API void te_packed_free(te_packed_list *l) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* In the functions below, a parameter's "units" are its rows or, if it has one row, its columns; te_packed.rows counts
- * units. */
+/* In the functions below, a parameter's "units" are its rows; but if the parameter has only one row, its columns.
+ * te_packed.rows counts units. */
 
-/* Find the parameter that `part` names; the result is null if there is none. */
+/* Return the parameter of model m that `part` names, or null if m has no such parameter. */
 TE_API const te_param *te__packed_param(const te_model *m, const te_packed *part) {
     for (int i = 0; i < m->param_count; i++)
         if (te__is_named(&m->param[i], part->op, part->field)) return &m->param[i];
     return 0;
 }
-/* Return whether the units of the parameter are its rows. The bias of an expert_bias has a row for each expert, even if
- * there is only one expert. */
+/* Return whether the units of the parameter p are its rows (else they are its columns). The bias of an expert_bias has
+ * a row for each expert, so its units are rows, even if there is only one expert and one row. */
 TE_API int te__packed_by_rows(const te_param *p) { return p->rows > 1 || p->shard == TE_EXPERT_SHARD; }
-/* Return the number of units (rows or, if it has one row, columns) of the parameter, over all ranks. */
+/* Return the number of units of the parameter p on all ranks together (units are rows or, if p has one row,
+ * columns). */
 TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
     const int64_t whole = te__shard_whole_elements(&runs);
     if (!te__packed_by_rows(p)) return whole / p->rows;
     return p->shard == TE_SHARD_rows ? p->rows : whole / p->cols;
 }
-/* Return how many units (rows or, if there is one row, columns) of the parameter of parts[n] belong to parts[0] to
- * parts[n - 1]. extent: the number of all units of that parameter. */
+/* Return how many units of the parameter that parts[n] names belong to parts[0] to parts[n - 1] (units are rows or, if
+ * the parameter has one row, columns). extent: the number of all units of the parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
@@ -126,8 +131,8 @@ TE_API int64_t te__packed_experts(const te_model *m, const te_param *p) {
         if (!strcmp(m->plan->op[i].name, p->op)) return te__is_router(m->plan, i) ? 0 : m->plan->op[i].experts;
     return 0;
 }
-/* Check that parts[n] names a parameter, and that enough units (rows or, if it has one row, columns) of the parameter
- * remain. */
+/* Check that parts[n] names a parameter of model m, and that the parts before parts[n] leave enough units of this
+ * parameter (units are rows or, if the parameter has one row, columns). */
 TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int n, te_context *ctx) {
     const te_packed *part = &parts[n];
     const char *list = m->plan->name;
@@ -159,8 +164,8 @@ TE_API te_status te__packed_check(const te_model *m, const te_packed *parts, int
                te__packed_by_rows(p) ? "rows" : "columns", p->op, p->field, (long long)left);
     return TE_OK;
 }
-/* Check that the parts together cover all units (rows or, if it has one row, columns) of the parameter that parts[n]
- * names. */
+/* Check that parts[0] to parts[count - 1] together cover all units of the parameter that parts[n] names (units are rows
+ * or, if the parameter has one row, columns). */
 TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *parts, int count, int n,
                                            te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -175,13 +180,13 @@ TE_API te_status te__packed_check_complete(const te_model *m, const te_packed *p
 
 /* ---- views ------------------------------------------------------------------------------------------------------- */
 
-/* A region of a parameter: `rows` x `cols` elements; `at` is the index of the first one in this rank's part of the
- * parameter. In the file, the region is a part of a tensor of shape[0] x shape[1] elements, and begins there at row
- * first[0] and column first[1]. If the file stores the transpose of this tensor, shape and first still count rows and
- * columns as the parameter does. */
+/* A region of a parameter, of `rows` x `cols` elements, and its place in a tensor of the file. `at` is the index of the
+ * region's first element in this rank's part of the parameter. The tensor has shape[0] x shape[1] elements, and the
+ * region begins in it at row first[0] and column first[1]. If the file stores the transposed tensor, shape and first
+ * are still those before the transposition. */
 typedef struct te__packed_region { int64_t at, rows, cols, shape[2], first[2]; } te__packed_region;
 
-/* Add a view of the region v to the list. The view's name is `prefix` followed by the part's name. */
+/* Add to list l a view of the region v of parameter p. The view's name is `prefix` followed by part->name. */
 TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_region v,
                                  const char *prefix, te_context *ctx) {
     const size_t name_bytes = strlen(prefix) + strlen(part->name) + 1;
@@ -202,15 +207,16 @@ TE_API te_status te__packed_view(te_packed_list *l, const te_param *p, const te_
     l->tensor[l->count++] = t;
     return TE_OK;
 }
-/* A range of a parameter's units (its rows or, if it has one row, its columns), and where these units lie in a tensor
- * of the file. */
+/* A range of a parameter's units (rows or, if the parameter has one row, columns), and the place of this range in a
+ * tensor of the file. */
 typedef struct te__packed_range {
-    int64_t first, units;         /* first: index of the range's first unit in the parameter; units: their number */
-    int64_t file_first, file_all; /* file_first: index of this first unit in the tensor of the file; file_all: the
-                                   * number of units of this tensor */
+    int64_t first, units;         /* first: index of the range's first unit in the parameter; units: how many units the
+                                   * range has */
+    int64_t file_first, file_all; /* file_first: index of the range's first unit in the tensor of the file; file_all:
+                                   * how many units the tensor has */
 } te__packed_range;
-/* Add the views of a range of a parameter. If this rank has some of the columns of every row (TE_SHARD_rows), there is
- * one view. Otherwise there is one view for each contiguous run of this rank's shard (te_shard_layout_of) that the
+/* Add the views of a range of parameter p to list l. If ranks share each row's columns among them (TE_SHARD_rows), one
+ * view is added. Otherwise one view is added for each contiguous run of this rank's shard (te_shard_layout_of) that the
  * range intersects. */
 TE_API te_status te__packed_views(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_range range,
                                   const char *prefix, te_context *ctx) {
@@ -240,8 +246,8 @@ TE_API te_status te__packed_views(te_packed_list *l, const te_param *p, const te
     }
     return TE_OK;
 }
-/* Add the views of a tensor that stores the matrices, or the biases, of all experts: one for each expert of this rank
- * or, if gate and up are interleaved, one for the expert's gate and one for its up. */
+/* Add the views of a tensor that stores the matrices, or the biases, of all experts. Each expert of this rank gets one
+ * view or, if gate and up are interleaved in the file, one view for gate and one view for up. */
 TE_API te_status te__packed_expert_views(te_packed_list *l, const te_model *m, const te_param *p, const te_packed *part,
                                          const char *prefix, te_context *ctx) {
     const te_shard_layout runs = te_shard_layout_of(p, te_tensor_group(ctx));
@@ -254,8 +260,8 @@ TE_API te_status te__packed_expert_views(te_packed_list *l, const te_model *m, c
         te__packed_region v;
         memset(&v, 0, sizeof v);
         v.at = i * (rows * cols / turns), v.rows = by ? 1 : rows / turns, v.cols = by ? cols / turns : cols;
-        /* the matrices of all experts form one matrix, one below the other; if the file stores them transposed, shape
-         * and first still count rows and columns of the parameter */
+        /* The file's tensor counts as one matrix with the experts' matrices one below the other. If the file stores the
+         * experts' matrices transposed, shape and first are those before the transposition */
         v.shape[0] = transposed ? rows : all * rows, v.shape[1] = transposed ? all * cols : cols;
         v.first[0] = transposed ? 0 : (first + expert) * rows, v.first[1] = transposed ? (first + expert) * cols : 0;
         v.first[by] += turn;
@@ -266,7 +272,7 @@ TE_API te_status te__packed_expert_views(te_packed_list *l, const te_model *m, c
     }
     return TE_OK;
 }
-/* Add the views of the part parts[n], which is a whole tensor of the file. */
+/* Add to list l the views of a whole tensor of the file, the one that parts[n] names. */
 TE_API te_status te__packed_part_views(te_packed_list *l, const te_model *m, const te_packed *parts, int n,
                                        const char *prefix, te_context *ctx) {
     const te_param *p = te__packed_param(m, &parts[n]);
@@ -276,8 +282,8 @@ TE_API te_status te__packed_part_views(te_packed_list *l, const te_model *m, con
     const te__packed_range range = {first, units, 0, units};
     return te__packed_views(l, p, &parts[n], range, prefix, ctx);
 }
-/* Add the views of a tensor that stores q, k and v head by head: three views for each kv head, one of its heads of q,
- * one of its k, and one of its v. */
+/* Add the views of a tensor that stores q, k and v head by head (te_packed_heads). Each kv head gets three views: one
+ * for the heads of q that attend to it, one for its k, and one for its v. */
 TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, const te_packed_heads *of,
                                         const char *prefix, te_context *ctx) {
     const te_packed part = {of->name, of->op, of->field, 0, 0};
@@ -299,7 +305,7 @@ TE_API te_status te__packed_heads_views(te_packed_list *l, const te_model *m, co
     }
     return TE_OK;
 }
-/* Add the views of a parameter that has some of the tensor's rows of each head, as te_packed_head_rows describes. */
+/* Add the views of a parameter that has, for each head, only some rows of the tensor (te_packed_head_rows). */
 TE_API te_status te__packed_head_rows_views(te_packed_list *l, const te_model *m, const te_packed_head_rows *of,
                                             const char *prefix, te_context *ctx) {
     const te_packed part = {of->name, of->op, of->field, 0, 0};
@@ -338,8 +344,9 @@ TE_API te_status te_packed_add(te_packed_list *l, const te_model *m, const te_pa
     }
     return TE_OK;
 }
-/* Add views of parameters whose q, k and v the file stores head by head. Each tensor must have a whole parameter. A
- * list with such views can be loaded, but not written to a file. After an error the list is unchanged. */
+/* Add to list l the views of parameters whose rows of q, k and v the file stores head by head (te_packed_heads). Each
+ * tensor must have a whole parameter. A list with such views can be loaded, but not written to a file. After an error
+ * the list is unchanged. */
 TE_API te_status te_packed_add_heads(te_packed_list *l, const te_model *m, const te_packed_heads *tensors, int count,
                                      const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add_heads"));
@@ -355,8 +362,8 @@ TE_API te_status te_packed_add_heads(te_packed_list *l, const te_model *m, const
     }
     return TE_OK;
 }
-/* Add views of parameters that have some of a tensor's rows of each head. A list with such views can be loaded, but not
- * written to a file. After an error the list is unchanged. */
+/* Add to list l the views of parameters that have, for each head, only some rows of a tensor (te_packed_head_rows). A
+ * list with such views can be loaded, but not written to a file. After an error the list is unchanged. */
 TE_API te_status te_packed_add_head_rows(te_packed_list *l, const te_model *m, const te_packed_head_rows *tensors,
                                          int count, const char *prefix, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_packed_add_head_rows"));

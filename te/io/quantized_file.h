@@ -1,23 +1,24 @@
-/* quantized_file.h -- binds the parameters of models to the tensors of a safetensors file, by tables as in packed.h.
- * The weights in the file are in 4 bits, as GPTQ, AWQ and gpt-oss store them, or in floats, which can be cast.
+/* quantized_file.h -- binds the parameters of models to the tensors of a safetensors file. A table (packed.h) names the
+ * tensors of each parameter. The file's weights have 4 bits, as in GPTQ, AWQ and gpt-oss, or are floats, which can be
+ * cast to 4 bits.
  *
  * Do this:
  *     static const te_packed parts[] = {{"self_attn.q_proj.weight", "qkv", "weight", 4096, 0}};
- *     te_block_weights w;                                 // stays as long as the instance
- *     te_quantized_source from = te_quantized_source_of(&file); // file: mapped by te_safetensors_map; stays, too
+ *     te_block_weights w;                                 // must live as long as `block`
+ *     te_quantized_source from = te_quantized_source_of(&file); // file: mapped by te_safetensors_map; stays open
  *     TE_TRY(te_quantized_bind(&w, &block.model, parts, 1, "model.layers.0.", &from, &ctx));
  *     te_block_weights_release(&w, &ctx);
  *
- * For each name in the table, the file must have the tensors of one of these lines; they are tried in this order:
- *     <name>                     F32, F16 or BF16; cast to the list's format of blocks (block_weights.h), or converted
+ * The file must have one of these three groups of tensors for each <name> in the table; they are tried in order:
+ *     <name>                     F32, F16 or BF16; cast to the op's format of blocks, or converted to the list's dtype
  *     <name>_blocks, <name>_scales
  *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32];
- *                                an expert_linear has all experts (TE_PACKED_EXPERTS), a linear has one of them
- *     qweight, qzeros, scales, and perhaps g_idx, in place of the name's ending "weight": GPTQ with qweight I32
- *                                [cols / 8, rows], or AWQ (packed for GEMMs) with qweight I32 [cols, rows / 8]
- * Codes and scales of 4-bit weights are not rounded. MXFP4 becomes the format mxfp4; GPTQ and AWQ become int4 or int4z
- * with the largest blocks (128, 64 or 32 weights) that divide the file's groups. te_mxfp4_load converts MXFP4 to
- * parameters in floats, through the views of te_packed_add.
+ *                                for an expert_linear (TE_PACKED_EXPERTS), or a linear, which gets one expert
+ *     <name> with its ending "weight" replaced by qweight, qzeros, scales, and perhaps g_idx
+ *                                GPTQ, qweight I32 [cols / 8, rows]; or AWQ (for GEMMs), qweight I32 [cols, rows / 8]
+ * Codes and scales of 4-bit weights are not rounded. MXFP4 becomes the format mxfp4. GPTQ and AWQ become int4 or int4z
+ * with blocks of 128, 64 or 32 weights, the largest of these sizes that divides the file's group size. te_mxfp4_load
+ * converts MXFP4 to parameters in floats, through the views of te_packed_add.
  *
  * Source: AutoGPTQ's QuantLinear (a stored zero point is one less than the zero point), AutoAWQ's WQLinear_GEMM,
  * transformers' Mxfp4 integration.
@@ -30,10 +31,10 @@
 typedef struct te_quantized_source {
     const te_safetensors *file; /* [files]: a weight's tensors may lie in different files */
     int files;
-    int gptq_v2; /* for GPTQ: 1 if config.json says "checkpoint_format": "gptq_v2"; the file then stores zero points as
-                  * they are */
-    int expert;  /* for MXFP4: the index of the expert to bind; not used with TE_PACKED_EXPERTS, which binds all
-                  * experts */
+    int gptq_v2; /* for GPTQ: 1 if config.json says "checkpoint_format": "gptq_v2". The file then stores the zero
+                  * points, else the zero points minus 1 */
+    int expert;  /* for MXFP4: the index of the expert to bind. With TE_PACKED_EXPERTS, all experts are bound, and this
+                  * index is not used */
 } te_quantized_source;
 TE_API te_quantized_source te_quantized_source_of(const te_safetensors *file) {
     te_quantized_source s;
@@ -52,8 +53,8 @@ TE_API const te_safetensors *te__quantized_file_of(const te_quantized_source *fr
     while (i < from->files - 1 && !(t >= from->file[i].tensor && t < from->file[i].tensor + from->file[i].count)) i++;
     return &from->file[i];
 }
-/* Set *at to the address of a tensor's bytes: in the file's memory if it is mapped, else in memory that belongs to
- * b->w, into which this function reads them. */
+/* Set *at to the address of a tensor's bytes. If the file is mapped, the address is in the mapping. Otherwise this
+ * function reads the bytes into host memory that is freed with b->w. */
 TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding *b, const te_safetensor *t,
                                      te_context *ctx) {
     const te_safetensors *f = te__quantized_file_of((const te_quantized_source *)b->source, t);
@@ -63,7 +64,8 @@ TE_API te_status te__quantized_bytes(const uint8_t **at, const te__block_binding
     *at = (const uint8_t *)memory;
     return te__safetensors_get(f, memory, (size_t)t->bytes, f->data_at + t->offset, ctx);
 }
-/* Find the tensor whose name is that of entry n of the table, without its last `cut` characters, and `end`. */
+/* Find a tensor in the file. Its name is the name of entry n of the table without the last `cut` characters, followed
+ * by the text `end`. */
 TE_API const te_safetensor *te__quantized_find(const te__block_binding *b, int n, int cut, const char *end) {
     char name[TE_QUANTIZED_MAX_NAME];
     const te_quantized_source *from = (const te_quantized_source *)b->source;
@@ -101,8 +103,9 @@ TE_API te_block_format te__quantized_float_format(te_safetensors_dtype t) {
                                       : TE_BLOCK_none;
 }
 
-/* Return the index, within an expert's tensor in the file, of row i of the expert's `count` rows in the parameter (of
- * column i, if the parameter is a bias). With TE_PACKED_INTERLEAVED the rows of gate and up alternate in the file. */
+/* Return the index that row i of an expert has among the expert's `count` rows in the file. (If the parameter is a
+ * bias, the same holds of columns.) With TE_PACKED_INTERLEAVED, the rows of gate and up alternate in the file; in the
+ * parameter, all rows of gate come first. */
 TE_API int64_t te__expert_place(const te_packed *part, int64_t i, int64_t count) {
     return part->form & TE_PACKED_INTERLEAVED ? i % (count / 2) * 2 + i / (count / 2) : i;
 }
@@ -141,9 +144,9 @@ TE_API te_status te__quantized_plain(te_weight_part *part, const te__block_bindi
 
 /* ---- MXFP4 ------------------------------------------------------------------------------------------------------- */
 
-/* Write n blocks in the format mxfp4 to `to`, from a file's codes q (16 bytes for each block) and scales. In the file a
- * byte has the codes of two adjacent weights, the first one in its low half. Returns the index of the first scale that
- * is NaN, or -1 if there is none. */
+/* Write n blocks in the format mxfp4 to `to`. Input from the file: 16 bytes of codes for each block (q), and one scale
+ * for each block. A byte of q has the codes of two adjacent weights, the first weight's code in the low half. Returns
+ * the index of the first scale that is NaN, or -1 if there is none. */
 TE_API int64_t te__mxfp4_blocks(uint8_t *to, const uint8_t *q, const uint8_t *scale, int64_t n) {
     for (int64_t i = 0; i < n; i++, q += 16, to += 17) {
         uint8_t code[32];
@@ -154,8 +157,8 @@ TE_API int64_t te__mxfp4_blocks(uint8_t *to, const uint8_t *q, const uint8_t *sc
     }
     return -1;
 }
-/* Bind a part to a weight in MXFP4. t: the tensor <name>_blocks; units: the number of rows of the expert from->expert
- * or, with TE_PACKED_EXPERTS, of all experts together. */
+/* Describe a weight in MXFP4 in *part. t: the file's tensor <name>_blocks. units: the number of rows of the one expert
+ * that is bound or, with TE_PACKED_EXPERTS, of all experts together. */
 TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
                                      const te_param *p, int64_t units, te_context *ctx) {
     const te_quantized_source *from = (const te_quantized_source *)b->source;
@@ -199,13 +202,14 @@ TE_API te_status te__quantized_mxfp4(te_weight_part *part, const te__block_bindi
 /* ---- GPTQ and AWQ ------------------------------------------------------------------------------------------------ */
 
 typedef struct te__packed_int4 {
-    const uint8_t *q, *zeros, *scales; /* q and zeros: words of eight codes; scales: in 16 or 32 bits */
+    const uint8_t *q, *zeros, *scales; /* q and zeros: 32-bit words of eight codes each; scales: 16-bit or 32-bit
+                                        * floats */
     te_safetensors_dtype of_scales;
-    int awq, zero_offset; /* zero_offset: what is added to a stored zero point */
+    int awq, zero_offset; /* zero_offset: number added to each stored zero point */
     int64_t rows, cols, group;
 } te__packed_int4;
-/* The place of column `col` within its word of eight codes. AWQ stores the columns of a word in the order 0, 2, 4, 6,
- * 1, 3, 5, 7. */
+/* Return the place (0 to 7) of the code of column `col` in its word of eight codes. AWQ stores a word's columns in the
+ * order 0, 2, 4, 6, 1, 3, 5, 7; GPTQ stores them in ascending order. */
 TE_API int te__int4_place(int64_t col, int awq) { return (int)(awq ? col % 2 * 4 + col % 8 / 2 : col % 8); }
 TE_API int te__int4_nibble(const uint8_t *words, int64_t word, int place) {
     return (int)(te__read_u32(words + 4 * word) >> 4 * place & 15u);
@@ -224,8 +228,9 @@ TE_API float te__int4_scale(const te__packed_int4 *w, int64_t row, int64_t group
            : w->of_scales == TE_SAFETENSORS_BF16 ? te_float_of_bf16(te__read_u16(w->scales + 2 * at))
                                                  : te__read_f32(w->scales + 4 * at);
 }
-/* Return the format of blocks for the weight w: with the largest blocks that divide w's groups, and without zero points
- * if all zero points are 8. TE_BLOCK_none: the size of w's groups is not a multiple of 32. */
+/* Return the format of blocks for the weight w. Its block size is the largest of 128, 64 and 32 that divides w->group,
+ * and it has no zero points (int4) if all of w's zero points are 8. If w->group is not a multiple of 32, return
+ * TE_BLOCK_none. */
 TE_API te_block_format te__int4_format(const te__packed_int4 *w) {
     static const te_block_format formats[3][2] = {{TE_BLOCK_int4_128, TE_BLOCK_int4z_128},
                                                   {TE_BLOCK_int4_64, TE_BLOCK_int4z_64},
@@ -236,8 +241,8 @@ TE_API te_block_format te__int4_format(const te__packed_int4 *w) {
     while (size < 3 && w->group % (128 >> size)) size++;
     return size < 3 ? formats[size][affine] : TE_BLOCK_none;
 }
-/* Write the rows from `first` up to, but not including, `end` as blocks to `to`. Returns the index of the first group
- * whose scale is not finite or not exactly representable in f16; -1 if there is none. */
+/* Write the rows first to end - 1 of the weight w to `to`, in the format of blocks f. Returns the index of the first
+ * group whose scale is not finite or not exactly representable in f16; -1 if all scales are valid. */
 TE_API int64_t te__int4_rows(uint8_t *to, const te__packed_int4 *w, int64_t first, int64_t end, te_block_format f) {
     const int values = te_block_values(f), header = te__block_has_zero_point(f) ? 4 : 2;
     const size_t row_bytes = te_block_row_bytes(f, w->cols), bytes = (size_t)te_block_bytes(f);
@@ -254,8 +259,8 @@ TE_API int64_t te__int4_rows(uint8_t *to, const te__packed_int4 *w, int64_t firs
         }
     return -1;
 }
-/* Check g_idx, which has the group of each column: return an error if the columns of a group are not adjacent, as with
- * act-order ("desc_act"). */
+/* Check the tensor g_idx, which has the group number of each column. Return an error if the columns of a group are not
+ * adjacent, as in files made with act-order ("desc_act"). */
 TE_API te_status te__int4_check_order(const te_safetensor *order, const te__block_binding *b, const te__packed_int4 *w,
                                       te_context *ctx) {
     const char *path = te__quantized_file_of((const te_quantized_source *)b->source, order)->path;
@@ -272,7 +277,8 @@ TE_API te_status te__int4_check_order(const te_safetensor *order, const te__bloc
             path, order->name, (long long)i, (int)te__read_u32(data + 4 * i), (long long)(i / w->group));
     return TE_OK;
 }
-/* Bind a part to a weight of GPTQ or AWQ. t: the tensor qweight. */
+/* Describe a weight of GPTQ or AWQ in *part, after converting it to a format of blocks. t: the file's tensor
+ * qweight. */
 TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_binding *b, int n, const te_safetensor *t,
                                     const te_param *p, int64_t rows, te_context *ctx) {
     const te_quantized_source *from = (const te_quantized_source *)b->source;
@@ -312,7 +318,8 @@ TE_API te_status te__quantized_int4(te_weight_part *part, const te__block_bindin
                t->name, (long long)w.group);
     const size_t row_bytes = te_block_row_bytes(f, cols);
     TE_TRY(te__blocks_host(&memory, b->w, row_bytes * (size_t)rows, ctx));
-    for (int64_t r = 0; r < rows; r += 16) { /* 16 rows at a time, whose words are adjacent in the file */
+    for (int64_t r = 0; r < rows; r += 16) { /* 16 rows at a time, because the words of 16 adjacent rows are adjacent in
+                                              * the file */
         const int64_t bad = te__int4_rows((uint8_t *)memory + (size_t)r * row_bytes, &w, r, te_min(r + 16, rows), f);
         TE_REQUIRE(
             bad < 0, ctx, TE_ERROR_VALUE,
@@ -341,16 +348,16 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
     return blocks ? te__quantized_mxfp4(part, b, n, blocks, p, units, ctx)
                   : te__quantized_int4(part, b, n, int4, p, units, ctx);
 }
-/* Bind all parameters of m, an instance of a list for inference that is bound to no memory, to the tensors that the
- * table parts[count] names (see the head of this file). In a list with the option (weights, ..), weights of linears and
- * embeddings keep the file's 4 bits, or are cast (block_weights.h); in other lists they are converted to the list's
- * dtype. Call te_tie afterwards for tied parameters. prefix: the text with which the names of all these tensors begin.
- * Waits for the stream. After an error m must be bound again, and there is nothing to release. Errors: TE_ERROR_FORMAT:
- * a tensor is missing; TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter, or is not in 4 bits;
- * TE_ERROR_DTYPE; TE_ERROR_VALUE: a group size that is not a multiple of 32, act-order, a scale that is not finite or
- * not exact in f16, a number that does not fit the format, a tensor in another format than the list's option names, an
- * unknown expert; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks; TE_ERROR_MEMORY;
- * TE_ERROR_IO. */
+/* Bind all parameters of m to the tensors that the table parts[count] names (see the head of this file). m must be an
+ * instance of a list of ops for inference, and be bound to no memory. With the option (weights, ..), the weights of
+ * linears and embeddings keep the file's 4 bits, or are cast to a format of blocks (block_weights.h); without this
+ * option they are converted to the dtype of the list of ops. prefix: the text with which the names of all these tensors
+ * begin. Call te_tie afterwards if parameters are tied. Waits for the stream. After an error m must be bound again, and
+ * no allocated memory is left. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a tensor or the table has
+ * another shape than the parameter, or is not in 4 bits; TE_ERROR_DTYPE; TE_ERROR_VALUE: a group size that is not a
+ * multiple of 32, act-order, a scale that is not finite or not exact in f16, a number that does not fit the format, a
+ * tensor in another format than the list's option names, an unknown expert; TE_ERROR_STATE: m has memory, or its
+ * parameters are sharded over ranks; TE_ERROR_MEMORY; TE_ERROR_IO. */
 TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
                                    const char *prefix, const te_quantized_source *from, te_context *ctx) {
     te__block_binding b;
@@ -364,8 +371,8 @@ TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_pa
     b.takes_experts = 1, b.converts = 0, b.tensor_of = te__quantized_tensor_of, b.source = from;
     return te__block_weights_bind(&b, ctx);
 }
-/* Check that t is U8 and has the shape of the view `want`, except that the last dimension is divided into groups of 32
- * elements, each stored in `bytes` bytes. */
+/* Check that t is U8 and has the shape of the view `want`, except for the last dimension: each 32 elements of `want`
+ * are stored in `bytes` elements of t. */
 TE_API te_status te__mxfp4_check(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want, int bytes,
                                  te_context *ctx) {
     const int64_t matrices = want->matrices ? want->matrices : 1, rows = te__safetensor_rows(want) / matrices;
@@ -381,7 +388,7 @@ TE_API te_status te__mxfp4_check(const te_safetensors *f, const te_safetensor *t
 /* Read a matrix, or the matrices of all experts, from MXFP4 tensors into the view `want`, and convert the numbers to
  * the view's dtype. The tensor <name>_blocks is in the file `blocks`, and <name>_scales in the file `scales`, which may
  * be the same file. Waits for the stream. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE; TE_ERROR_VALUE:
- * the view is transposed, or has a part of the columns; a scale is NaN; a value does not fit the dtype. */
+ * the view is transposed, or has only a part of the columns; a scale is NaN; a value does not fit the view's dtype. */
 TE_API te_status te_mxfp4_load(const te_safetensors *blocks, const te_safetensors *scales, const te_safetensor *want,
                                te_context *ctx) {
     char name[2][TE_QUANTIZED_MAX_NAME];
@@ -402,8 +409,8 @@ TE_API te_status te_mxfp4_load(const te_safetensors *blocks, const te_safetensor
     const int64_t first = want->sliced ? want->first[0] : 0, step = want->sliced ? want->step[0] : 1;
     const int64_t rows = want->sliced ? want->count[0] : te__safetensor_rows(want);
     const size_t size = te_dtype_bytes(as), row_bytes = (size_t)cols * size;
-    /* memory for one row: its floats; the row in the view's dtype; for each group the file's 16 bytes of codes and 1
-     * byte of scale; and the group's block of 17 bytes */
+    /* Memory for one row: the row in f32, the row in the view's dtype, and for each group 16 bytes of codes and 1 byte
+     * of scale as in the file, and a block of 17 bytes in the format mxfp4 */
     float *row = (float *)malloc((size_t)cols * sizeof(float) + row_bytes + (size_t)groups * 34);
     te_status status = row ? TE_OK : te_fail(ctx, TE_ERROR_MEMORY, "te_mxfp4_load: cannot allocate a row");
     char *to = (char *)(row + cols);

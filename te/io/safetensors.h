@@ -1,4 +1,4 @@
-/* safetensors.h -- reads and writes named tensors and strings in the safetensors format of Hugging Face
+/* safetensors.h -- reads and writes named tensors and metadata strings in the safetensors format of Hugging Face
  * (https://github.com/huggingface/safetensors). A file has the header's length in eight bytes, a JSON header, and the
  * tensors' bytes.
  *
@@ -10,17 +10,17 @@
  *
  *     te_safetensors file;
  *     TE_TRY(te_safetensors_open(&file, "model.safetensors", &ctx));             // checks all of the header
- *     te_status status = te_safetensors_verify(&file, &ctx);                     // the checksum, if it has one
+ *     te_status status = te_safetensors_verify(&file, &ctx);                     // the checksum, if the file has one
  *     if (status == TE_OK) status = te_safetensors_load(&file, t, 2, 1, &ctx);   // checks names and shapes, then reads
  *     te_safetensors_close(&file);
  *
  * Loading converts F32, BF16 and F16 to the dtype of the destination, rounding to nearest even, and treats the shapes
- * [1, n] and [n] as equal. A finite number that would become infinite is an error. Integers and FP8 are never
- * converted.
+ * [1, n] and [n] as equal. A finite number that the conversion would make infinite is an error. Integers and FP8 are
+ * never converted.
  *
  * Files are not trusted: an error in a file produces TE_ERROR_FORMAT with a text that names the tensor, nothing is read
- * out of bounds, and each size in a file is checked against the size of the file before it is used. A tensor that the
- * library cannot convert (with a dtype such as C64, or with nine dimensions) is an error only if the program loads it.
+ * out of bounds, and each size in a file is checked against the size of the file before the size is used. A tensor with
+ * an unknown dtype (such as C64) or more than eight dimensions is an error only if the program loads this tensor.
  */
 #ifndef TE_SAFETENSORS_H
 #define TE_SAFETENSORS_H
@@ -100,7 +100,7 @@ TE_API const char *te_safetensors_metadata(const te_safetensors *f, const char *
 
 /* ---- the checksum ------------------------------------------------------------------------------------------------ */
 
-/* Compute the checksum of the file's bytes, where each of the stored checksum's digits counts as '0'. digits_at: the
+/* Compute the checksum of the file's bytes as if each digit of the checksum stored in the file were '0'. digits_at: the
  * offset of these digits in the file. */
 TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uint64_t digits_at, te_context *ctx) {
     uint64_t total = f->data_at;
@@ -122,12 +122,12 @@ TE_API te_status te__safetensors_sum(uint64_t *sum, const te_safetensors *f, uin
     return status;
 }
 /* Verify the checksum that te_safetensors_write_sealed has put into the file. Returns TE_ERROR_FORMAT if any bit of the
- * file has changed. A file without a checksum, such as one that another program has written, passes, and f->verified
- * stays 0. Reads the whole file. */
+ * file has changed. A file without a checksum, which another program may have written, passes, and f->verified stays 0.
+ * Reads the whole file. */
 TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
     TE_REQUIRE(f && f->path && ctx, ctx, TE_ERROR_NULL, "safetensors: the file is not open, or the context is null");
     const char *was = te_safetensors_metadata(f, TE_SAFETENSORS_SUM);
-    /* a file that has other keys which begin with "te.", but no checksum, is a sealed file whose checksum key was
+    /* Only files with a checksum have keys that begin with "te.". So if the key of the checksum is missing here, it was
      * damaged */
     for (int i = 0; !was && i < f->metadata_count; i++)
         TE_REQUIRE(strncmp(f->metadata[i].key, "te.", 3), ctx, TE_ERROR_FORMAT,
@@ -147,8 +147,8 @@ TE_API te_status te_safetensors_verify(te_safetensors *f, te_context *ctx) {
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
-/* Read a tensor, which te_safetensors_find has returned, into `dst`: t->bytes bytes of host or target memory. Waits for
- * the stream. */
+/* Read the bytes of tensor t of the file into `dst`. t: a result of te_safetensors_find. dst: t->bytes bytes of host or
+ * target memory. Waits for the stream. */
 TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetensor *t, void *dst, te_context *ctx) {
     TE_REQUIRE(f && t && ctx && (dst || !t->bytes), ctx, TE_ERROR_NULL,
                "safetensors: the file, the tensor or its destination is null");
@@ -172,8 +172,8 @@ TE_API te_status te_safetensors_read(const te_safetensors *f, const te_safetenso
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Return whether loading can convert numbers of dtype `from`; it can convert only F32, BF16 and F16. *to: output, the
- * te_dtype that corresponds to `from`. */
+/* Return whether te_safetensors_load can convert numbers of the dtype `from`, i.e. whether `from` is F32, BF16 or F16.
+ * *to: output, the te_dtype that is the same as `from`. */
 TE_API int te__safetensors_converts(te_dtype *to, te_safetensors_dtype from) {
     for (int t = TE_f32; t <= TE_f16; t++)
         if (te__safetensors_dtype_of((te_dtype)t) == from) return *to = (te_dtype)t, 1;
@@ -194,8 +194,9 @@ TE_API int te__safetensors_same_shape(const te_safetensor *t, const te_safetenso
     return t->rank - skip == want->rank - skip_want &&
            !memcmp(t->shape + skip, want->shape + skip_want, (size_t)(t->rank - skip) * sizeof t->shape[0]);
 }
-/* Convert n numbers, rounding to nearest even, and return -1. If `to` is null, only check the numbers: return the index
- * of the first finite number that would become infinite, or -1 if there is none. */
+/* Convert n numbers from dtype `is` to dtype `as`, rounding to nearest even, and return -1. If `to` is null, write
+ * nothing, and return the index of the first finite number that would become infinite, or -1 if there is no such
+ * number. */
 TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, te_dtype is, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float v = te_load(from, i, is);
@@ -204,8 +205,8 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read elements [at, at + n) of tensor t or, if `want` is a slice, of that slice of t. The elements are not converted,
- * but keep the file's dtype. */
+/* Read the elements at to at + n - 1 of tensor t, without conversion. If `want` describes a slice of t, the elements
+ * are counted within the slice. */
 TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);
@@ -218,7 +219,8 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
     char *row = step > 1 ? (char *)malloc((size_t)cols * size) : 0;
     te_status status = TE_OK;
     if (step > 1 && !row) status = te_fail(ctx, TE_ERROR_MEMORY, "%.60s: cannot allocate a row", t->name);
-    for (int64_t k = at; k < at + n && status == TE_OK;) { /* each iteration reads one row of the slice, or a part */
+    for (int64_t k = at; k < at + n && status == TE_OK;) { /* each iteration reads a row of the slice, or a part of
+                                                            * it */
         const int64_t in_row = te_min(width - k % width, at + n - k), span = (in_row - 1) * step + 1;
         const int64_t first = (want->first[0] + k / width * want->step[0]) * cols + want->first[1] + k % width * step;
         status = te__safetensors_get(f, row ? row : to, (size_t)span * size, begin + (uint64_t)first * size, ctx);
@@ -229,8 +231,8 @@ TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safe
     free(row);
     return status;
 }
-/* Read tensor t, or the slice of it that `want` describes, into want->data, and convert it to want->dtype. If
- * check_only is set, write nothing, and only check that no finite number would become infinite. */
+/* Read tensor t (or, if `want` describes a slice of t, this slice) into want->data, and convert the numbers to
+ * want->dtype. If check_only is set, write nothing, and only check that no finite number would become infinite. */
 TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                          int check_only, te_context *ctx) {
     te_dtype is = TE_f32, as = TE_f32;
@@ -263,8 +265,8 @@ TE_API te_status te__safetensors_read_as(const te_safetensors *f, const te_safet
     return status;
 }
 
-/* Read tensor t, or the slice of it that `want` describes, convert it to want->dtype, and store its transpose in
- * want->data. Allocates twice the bytes of the data in host memory. */
+/* Read tensor t (or, if `want` describes a slice of t, this slice), convert the numbers to want->dtype, and store the
+ * transpose in want->data. Allocates host memory of twice the size of want->data. */
 TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const te_safetensor *t,
                                                  const te_safetensor *want, te_context *ctx) {
     te_safetensor host = *want;
@@ -285,8 +287,8 @@ TE_API te_status te__safetensors_read_transposed(const te_safetensors *f, const 
     free(staging);
     return status;
 }
-/* Return whether a tensor that the caller wants to load or write is valid: it has a name, its shape, bytes and data are
- * consistent, and its slice (if it is one) lies within the tensor. */
+/* Return whether w, which describes a tensor to load or write, is valid: w has a name, w's shape, bytes and data are
+ * consistent, and if w is a slice, the slice lies within the file's tensor. */
 TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     uint64_t bytes;
     if (!w->name || !te__safetensor_size(&bytes, w) || bytes != w->bytes) return 0;
@@ -294,9 +296,10 @@ TE_API int te__safetensors_is_valid(const te_safetensor *w) {
     if (w->matrices < 0 || (w->matrices && (w->rank != 2 || w->shape[0] % w->matrices))) return 0;
     return (!w->transposed || w->rank == 2) && te__safetensor_has_slice(w);
 }
-/* Check that the file has the tensors of the list want[n] and, if `exact` is set, no others. Shapes must be equal,
- * where [1, n] counts as equal to [n]. Dtypes must be equal, where F32, BF16 and F16 count as equal, because
- * te_safetensors_load converts them. The list may have each tensor only once, or several slices of it. */
+/* Check that the file has the tensors of the list want[n] and, if `exact` is set, no others. Shapes must be equal, but
+ * [1, n] counts as equal to [n]. Dtypes must be equal, but F32, BF16 and F16 count as equal to each other, because
+ * te_safetensors_load converts them. For each tensor, the list may have either one entry, or several entries that are
+ * slices. */
 TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                       te_context *ctx) {
     TE_REQUIRE(f && f->path && (want || n <= 0), ctx, TE_ERROR_NULL,
@@ -331,12 +334,13 @@ TE_API te_status te_safetensors_check(const te_safetensors *f, const te_safetens
     free(used);
     return status;
 }
-/* Check the list as te_safetensors_check does, and then read all tensors into their `data`. F32, BF16 and F16 are
- * converted to the dtype of the destination, rounded to nearest even; a finite number that would become infinite
- * produces TE_ERROR_VALUE. Integers and FP8 are never converted. If a check fails, nothing has been written. Only after
- * TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been written. Waits for the
- * stream. If `data` of te_safetensor_matrix is a parameter's memory, the master weights of an optimizer and weights in
- * FP8 are renewed at their next use; only recipes with several ranks need te_model_changed after such a load. */
+/* Check the list want[n] as te_safetensors_check does, and then read each tensor into its te_safetensor.data. F32, BF16
+ * and F16 are converted to the dtype of the destination, rounded to nearest even; a finite number that would become
+ * infinite produces TE_ERROR_VALUE. Integers and FP8 are never converted. If a check fails, nothing has been written.
+ * Only after TE_ERROR_IO, when the disk fails during the load, a part of the tensors may have been written. Waits for
+ * the stream. If `data` is the memory of a model's parameter, an optimizer's master weights and FP8 copies of the
+ * parameter are recomputed at their next use; only for FP8 recipes with several ranks must the program call
+ * te_model_changed after the load. */
 TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetensor *want, int n, int exact,
                                      te_context *ctx) {
     TE_TRY(te_safetensors_check(f, want, n, exact, ctx));
@@ -351,11 +355,11 @@ TE_API te_status te_safetensors_load(const te_safetensors *f, const te_safetenso
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 
-/* Write metadata and tensors to a file. If the metadata have no key "format", the file gets the pair "format": "pt",
- * without which transformers does not load it. The tensors may lie in host or target memory, and are read in stream
- * order. An old file at the same path stays unchanged until the new one is complete on the disk (te/core/impl/file.h).
- * Waits for the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others for an entry that is not valid;
- * the error text says which entry. */
+/* Write metadata and tensors to a file. If the metadata have no key "format", the pair "format": "pt" is added, because
+ * transformers loads only files with this key. The tensors may lie in host or target memory, and are read in stream
+ * order. An old file at the same path stays unchanged until the new file is complete on the disk (te/core/impl/file.h).
+ * Waits for the stream. Errors: TE_ERROR_IO; TE_ERROR_VALUE, TE_ERROR_SHAPE and others if a tensor or metadata pair is
+ * not valid; the error text says which one. */
 TE_API te_status te_safetensors_write(const char *path, const te_safetensor *tensor, int n,
                                       const te_safetensors_pair *metadata, int pairs, te_context *ctx) {
     TE_TRY(te__safetensors_keys(metadata, pairs, ctx));

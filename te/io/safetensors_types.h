@@ -2,7 +2,7 @@
  *
  * A file may have tensors in a dtype that is not in the list below (F8_E8M0, F4, C64 and others), or with more than
  * TE_SAFETENSORS_MAX_RANK dimensions. Such tensors are in the table of an open file, and te_safetensors_read reads
- * their bytes; they can be neither converted nor written.
+ * their bytes, but the library can neither convert nor write such tensors.
  *
  * Do this:
  *     te_safetensor t = te_safetensor_matrix("fc.weight", TE_bf16, 3072, 768, weight);      // host or target memory
@@ -24,16 +24,15 @@
 #define TE_SAFETENSORS_ENUM(name, bytes) TE_SAFETENSORS_##name,
 typedef enum te_safetensors_dtype {
     TE_SAFETENSORS_DTYPES(TE_SAFETENSORS_ENUM) TE_SAFETENSORS_DTYPE_COUNT,
-    TE_SAFETENSORS_OTHER = TE_SAFETENSORS_DTYPE_COUNT /* a dtype that is not in the list; te_safetensor.dtype_text is
-                                                       * its name */
+    TE_SAFETENSORS_OTHER = TE_SAFETENSORS_DTYPE_COUNT /* a dtype that is not in the list; its name is
+                                                       * te_safetensor.dtype_text */
 } te_safetensors_dtype;
 #undef TE_SAFETENSORS_ENUM
 
-#define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key under which a sealed file stores its checksum */
+#define TE_SAFETENSORS_SUM "te.checksum" /* the metadata key of the checksum; a file with this key is called sealed */
 
 enum {
-    TE_SAFETENSORS_DIGITS = 16, /* the number of hexadecimal digits of the checksum in a sealed file, i.e. one that
-                                 * stores its checksum */
+    TE_SAFETENSORS_DIGITS = 16, /* hexadecimal digits of the checksum in a sealed file */
     TE_SAFETENSORS_MAX_RANK = 8,
     /* alignment in bytes of the tensors' data in files that the library writes; te_weights_use requires an alignment of
      * only TE_ACCESS (16) bytes */
@@ -48,8 +47,8 @@ typedef struct te_safetensor {
     const char *name;
     te_safetensors_dtype dtype;
     const char *dtype_text; /* in the table of an open file, if dtype is TE_SAFETENSORS_OTHER: the name of the dtype */
-    /* the number of dimensions, which is 0 for a single number. In the table of an open file it may be larger than
-     * TE_SAFETENSORS_MAX_RANK; `shape` then has the first dimensions only */
+    /* the number of dimensions, which is 0 for a single number. In the table of an open file, rank may be larger than
+     * TE_SAFETENSORS_MAX_RANK; `shape` then has only the first TE_SAFETENSORS_MAX_RANK dimensions */
     int rank;
     int64_t shape[TE_SAFETENSORS_MAX_RANK];
     void *data;      /* the tensor's data in host or target memory; null in the table of an open file */
@@ -59,13 +58,14 @@ typedef struct te_safetensor {
     uint64_t offset;
     int transposed;  /* 1: the tensor in the file is the transpose of `data` (te_safetensor_transposed) */
     int sliced;      /* 1: `data` holds only a part of the file's tensor (te_safetensor_slice) */
-    uint64_t *written; /* address of te_param.written of the parameter whose memory `data` lies in, so that
-                        * te_safetensors_load can record the write; null if the parameter is not known */
-    int64_t first[2], count[2]; /* for a slice. first: its first row and first column in the file's tensor; count: its
-                                 * number of rows and of columns */
-    int64_t step[2]; /* for a slice: it has every step[0]-th row and every step[1]-th column, from the first one on */
-    /* if the tensor in the file is [matrices, rows, cols], the number of its matrices; `shape` and the slice then refer
-     * to the matrix [matrices * rows, cols]. If the tensor in the file is a matrix, this is 0 */
+    uint64_t *written; /* if `data` is the memory of a model's parameter, the address of te_param.written, through which
+                        * te_safetensors_load records that it has written the parameter; else null */
+    int64_t first[2], count[2]; /* for a slice. first: the slice's first row and first column in the file's tensor;
+                                 * count: how many rows and columns the slice has */
+    int64_t step[2]; /* for a slice: from row first[0] on, it has every step[0]-th row; from column first[1] on, every
+                      * step[1]-th column */
+    /* if the tensor in the file is [matrices, rows, cols], the number of matrices; `shape` and the slice then treat the
+     * tensor as one matrix, [matrices * rows, cols]. If the tensor in the file is a matrix, `matrices` is 0 */
     int64_t matrices;
 } te_safetensor;
 
@@ -78,13 +78,12 @@ typedef struct te_safetensors {
     te_safetensors_pair *metadata; /* [metadata_count], sorted by key */
     int count, metadata_count;
     uint64_t data_at;    /* the offset in bytes, within the file, at which the data of the tensors begins */
-    char *header, *path; /* header: the text of the file's header, whose strings were decoded in place; path: the path
-                          * of the file */
+    char *header, *path; /* header: the text of the file's header, in which strings have been decoded in place */
     /* the bytes of the file, if it was opened in memory or is mapped; null if the file is read through the descriptor
      * fd */
     const char *memory;
-    size_t mapped;       /* the number of bytes of the file that are mapped into memory; te_safetensors_close unmaps
-                          * them */
+    size_t mapped;       /* how many bytes of the file are mapped into memory; te_safetensors_close unmaps these
+                          * bytes */
     int fd, open;        /* open: 1 if fd must be closed */
     int verified;        /* 1: te_safetensors_verify has found a checksum in the file, and the checksum matches */
 } te_safetensors;
@@ -129,8 +128,8 @@ TE_API te_safetensor te_safetensor_of(const char *name, te_safetensors_dtype dty
     (void)te__safetensor_size(&t.bytes, &t);
     return t;
 }
-/* Describe a matrix that is to be written or loaded. Its shape in the file is [rows, cols] or, if it has one row,
- * [cols]. */
+/* Describe a matrix that is to be written or loaded. The matrix has the shape [rows, cols] in the file; if `rows` is 1,
+ * the shape [cols]. */
 TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int64_t rows, int64_t cols, void *data) {
     int64_t shape[2];
     shape[0] = rows, shape[1] = cols;
@@ -138,8 +137,8 @@ TE_API te_safetensor te_safetensor_matrix(const char *name, te_dtype dtype, int6
                             data);
 }
 
-/* Describe a matrix data[rows, cols] that is to be written or loaded, and whose transpose, [cols, rows], is in the
- * file. */
+/* Describe a matrix that is to be written or loaded. In memory it is data[rows, cols]; the file has its transpose,
+ * [cols, rows]. */
 TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, int64_t rows, int64_t cols,
                                               void *data) {
     int64_t shape[2];
@@ -149,9 +148,9 @@ TE_API te_safetensor te_safetensor_transposed(const char *name, te_dtype dtype, 
     return t;
 }
 
-/* Describe a slice of the file's tensor t, for loading: t.data has only `rows` rows and `cols` columns of that tensor,
- * from row first_row and column first_col on. A vector counts as one row. A caller may set te_safetensor.step
- * afterwards. */
+/* Describe a slice of the file's tensor t, for loading. The slice begins at row first_row and column first_col of the
+ * tensor, and t.data has memory only for the slice, [rows, cols]. A vector counts as one row. The caller may set
+ * te_safetensor.step in the result, to take every step-th row or column. */
 TE_API te_safetensor te_safetensor_slice(te_safetensor t, int64_t first_row, int64_t rows, int64_t first_col,
                                          int64_t cols) {
     t.sliced = 1, t.first[0] = first_row, t.count[0] = rows, t.first[1] = first_col, t.count[1] = cols;
@@ -162,7 +161,7 @@ TE_API int64_t te__safetensor_rows(const te_safetensor *t) { return t->rank == 2
 TE_API int64_t te__safetensor_cols(const te_safetensor *t) {
     return t->rank && t->rank <= TE_SAFETENSORS_MAX_RANK ? t->shape[t->rank - 1] : 1;
 }
-/* Return whether t is not a slice, or is a slice that lies within the file's tensor. */
+/* Return 0 if t is a slice that does not lie within the file's tensor; else 1. */
 TE_API int te__safetensor_has_slice(const te_safetensor *t) {
     const int64_t size[2] = {te__safetensor_rows(t), te__safetensor_cols(t)};
     if (!t->sliced) return 1;
@@ -182,15 +181,16 @@ TE_API uint64_t te__safetensor_data_bytes(const te_safetensor *t) {
     return (uint64_t)te__safetensor_count(t) * te_safetensors_dtype_bytes(t->dtype);
 }
 
-/* Transpose from[rows, cols], of elements of `size` bytes, to to[cols, rows]. Both lie in host memory. */
+/* Transpose the matrix from[rows, cols] to to[cols, rows]. Both matrices lie in host memory. size: bytes of an
+ * element. */
 TE_API void te__safetensor_transpose(char *to, const char *from, int64_t rows, int64_t cols, size_t size) {
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++)
             memcpy(to + (size_t)(c * rows + r) * size, from + (size_t)(r * cols + c) * size, size);
 }
 
-/* A tensor's dtype and shape as a text for messages, e.g. "BF16 [3072, 768]". The size suffices for a dtype of 40 bytes
- * and TE_SAFETENSORS_MAX_RANK numbers of 21 characters. */
+/* A tensor's dtype and shape as a text for messages, e.g. "BF16 [3072, 768]". 224 bytes suffice for the name of a dtype
+ * of 40 bytes and TE_SAFETENSORS_MAX_RANK numbers of 21 characters each. */
 typedef struct te__shape_text { char text[224]; } te__shape_text;
 TE_API te__shape_text te__shape_text_of(const te_safetensor *t) {
     te__shape_text s;

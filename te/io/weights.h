@@ -1,20 +1,20 @@
-/* weights.h -- takes the weights of models from a safetensors file: either reads them into the memory that the models
- * are bound to, or uses them in place, if the file is mapped into memory or linked into the program.
+/* weights.h -- takes the weights of models from a safetensors file. The weights are either read into the memory that
+ * the models are bound to, or, if the file is mapped into memory or linked into the program, used in place.
  *
  * Do this:
  *     te_named_model weights[] = {{"embed", &embed.model}, {"h0", &h0.model}};
- *     TE_TRY(te_safetensors_map(&file, path, &ctx));            // or te_safetensors_open_memory, of bytes linked in
+ *     TE_TRY(te_safetensors_map(&file, path, &ctx));            // te_safetensors_open_memory if the file is linked in
  *     te_status status = te_weights_use(weights, 2, &file, &ctx);       // no copy; the file stays open
  *
  *     TE_TRY(te_safetensors_open(&file, path, &ctx));
  *     status = te_weights_load(weights, 2, &file, &ctx);                // reads, and converts
  *     te_safetensors_close(&file);
  *
- * Tensors must have the same names as in a checkpoint (checkpoint.h); so a checkpoint is such a file, and its other
- * tensors are ignored. If the file stores its models' lists of ops as texts, they must agree with the lists of the
- * models here, except for dropout, last_token, cross_entropy and sample, which weights do not depend on. Therefore the
- * weights of a trained model can be used for inference, while a different number of heads, eps or activation is an
- * error, although names and shapes would agree. The checksum is not verified here; te_safetensors_verify does that.
+ * Tensors must have the same names as in a checkpoint (checkpoint.h). A checkpoint itself can be such a file; its other
+ * tensors are ignored. If the file stores the lists of ops of its models as texts, each must agree with the list of ops
+ * of the model here, except for dropout, last_token, cross_entropy and sample, which weights do not depend on.
+ * Therefore the weights of a trained model can be used for inference. A different number of heads, eps or activation is
+ * an error, although names and shapes would agree. Only te_safetensors_verify verifies the checksum.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H
@@ -30,18 +30,18 @@ typedef struct te_named_model {
     te_model *model;
 } te_named_model;
 
-enum { TE_WEIGHTS_MAX_NAME = 200 }; /* the largest number of bytes of a tensor's name, including the closing NUL */
+enum { TE_WEIGHTS_MAX_NAME = 200 }; /* max bytes of a tensor's name, including the closing NUL */
 
 /* ---- the list of a model as a text ------------------------------------------------------------------------------- */
 
-/* Return the last GEMM of the list up to op i. If the output of op i has as many columns as the output of this GEMM,
- * they are the same columns, with the same sharding. */
+/* Return the last GEMM among the ops 0 to i of the list. If the output of op i has as many columns as the output of
+ * this GEMM, both outputs are sharded over ranks in the same way. */
 TE_API const te_op *te__product_of(const te_plan *plan, int i) {
     while (i && plan->op[i].op_class != TE_CLASS_gemm) i--;
     return &plan->op[i];
 }
-/* Return how many columns the output of op i has on all `ranks` ranks together, if it has `columns` columns on this
- * rank. Columns of which several ranks hold copies (te_op.copies) count once. */
+/* Return how many columns the output of op i has on all ranks together. columns: the number of columns on this rank.
+ * ranks: the number of ranks. Columns of which several ranks hold copies (te_op.copies) count once. */
 TE_API int64_t te__whole_columns(const te_plan *plan, int i, int columns, int ranks) {
     const te_op *product = te__product_of(plan, i);
     if (plan->op[i].layout != TE_LAYOUT_columns || ranks == 1) return columns;
@@ -56,10 +56,10 @@ TE_API int64_t te__whole_columns(const te_plan *plan, int i, int columns, int ra
  *     te__plan_text(&t, plan, 1);              // "bf16; fork x1 768>768; layernorm ln1 768>768 00000000 3727c5ac; .."
  *     te__plan_difference(&d, was, buffer);    // "layernorm ln1 768>768 00000000 358637bd", ".. 00000000 3727c5ac"
  *
- * The text of an op consists of its kind, its name, the name of the fork that it reads (if different from its own), its
- * input and output width, and its options as 32-bit words in hexadecimal (little-endian). For a list that is divided
- * among the `ranks` ranks of a tensor group, the text is that of the same list on one rank, with all columns and all
- * heads. Collectives only distribute values over ranks, so texts that differ only in collectives are treated as
+ * The text of an op consists of its kind, its name, the name of the fork op whose value it reads (unless both have the
+ * same name), its input and output width, and its options as 32-bit words in hexadecimal (little-endian). If a tensor
+ * group of several ranks runs the list, the text still has the widths and head counts of all ranks together, as if one
+ * rank ran it. Collectives only distribute values over ranks, so texts that differ only in collectives are treated as
  * equal. */
 TE_API void te__plan_text_op(te__text *t, const te_plan *plan, const te_op *op, int ranks) {
     char text[48];
@@ -88,31 +88,32 @@ TE_API void te__plan_text(te__text *t, const te_plan *plan, int ranks) {
         te__text_put(t, ", weights "), te__text_put(t, te_dtype_name(plan->fp8->weights));
     for (int i = 0; i < plan->op_count; i++) te__plan_text_op(t, plan, &plan->op[i], ranks);
 }
-/* Write the metadata key of a model's list: "te.list.h0", or "te.list" for a model whose name is empty. */
+/* Write to t the metadata key of a model's list of ops: "te.list.h0", or "te.list" for a model whose name is empty. */
 TE_API void te__plan_key(te__text *t, const te_named_model *m) {
     te__text_put(t, "te.list"), te__text_put(t, *m->name ? "." : ""), te__text_put(t, m->name);
     te__text_char(t, 0);
 }
 
-/* The first op in which two texts differ: `was` is the op in the first text, `is` the op in the second text; "" if a
- * text has no more ops. */
+/* The first op in which the texts of two lists differ. `was` is the op in the first text, `is` the op in the second
+ * text. If one text ends earlier, its op is "". */
 typedef struct te__plan_mismatch { char was[80], is[80]; } te__plan_mismatch;
 
 TE_API size_t te__plan_op_length(const char *s) {
     const char *end = strchr(s, ';');
     return end ? (size_t)(end - s) : strlen(s);
 }
-/* Skip the collectives at the beginning of a text; returns the rest, from the first op that is not a collective. */
+/* Return the text s from its first op that is not a collective. */
 TE_API const char *te__plan_op_next(const char *s) {
     static const char *const kinds[] = {" all_gather ", " reduce_scatter ", " all_reduce ", " copy_to_group "};
     for (int i = 0; i < 4; i++) {
         if (strncmp(s, kinds[i], strlen(kinds[i]))) continue;
         s += te__plan_op_length(s), s += *s ? 1 : 0;
-        i = -1; /* start again with the first kind, because another collective may follow */
+        i = -1; /* start with the first kind again, because another collective may follow */
     }
     return s;
 }
-/* Whether two texts differ in anything other than collectives. *d: output, the first such difference. */
+/* Return whether the texts `was` and `is` of two lists differ in more than collectives. *d: output, the first such
+ * difference. */
 TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char *is) {
     size_t a = te__plan_op_length(was), b = te__plan_op_length(is);
     while (a == b && !memcmp(was, is, a)) {
@@ -126,7 +127,7 @@ TE_API int te__plan_difference(te__plan_mismatch *d, const char *was, const char
     snprintf(d->is, sizeof d->is, "%.*s", (int)te_min((int64_t)b, 79), is);
     return 1;
 }
-/* Remove from a text, in place, its dtype, and those ops (dropout and others) on which weights do not depend. */
+/* Remove from the text of a list, in place, the dtype and the ops on which weights do not depend, such as dropout. */
 TE_API void te__plan_text_strip(char *text) {
     static const char *const skipped[] = {" dropout ", " last_token ", " cross_entropy ", " sample "};
     char *to = text;
@@ -141,8 +142,7 @@ TE_API void te__plan_text_strip(char *text) {
     }
     *to = 0;
 }
-/* Check that the list of ops that the file stores for this model, if it stores one, agrees with the model's own
- * list. */
+/* If the file stores a list of ops for the model *m, check that this list agrees with the model's list. */
 TE_API te_status te__weights_check_plan(const te_safetensors *f, const te_named_model *m, te_context *ctx) {
     te__text key = {0, 0}, is = {0, 0};
     te__plan_mismatch d;
@@ -197,8 +197,8 @@ TE_API te_status te__weights_collect(te__weights *w, const te_named_model *model
     }
     return TE_OK;
 }
-/* Collect all tensors of the models. The models must be bound, and their lists must agree with those in the file. After
- * an error there is nothing to free. */
+/* Collect all tensors of the models in *w. Check that the models are bound, and that their lists of ops agree with the
+ * lists in the file. After an error there is nothing to free. */
 TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models, int count, const te_safetensors *f,
                                    te_context *ctx) {
     size_t capacity = 1;
@@ -225,9 +225,9 @@ TE_API te_status te__weights_begin(te__weights *w, const te_named_model *models,
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Read the models' weights, and convert them if necessary (te_safetensors_load). Waits for the stream. Errors: a model
- * whose list differs from the one in the file; a tensor that is missing or has another shape. The error text names the
- * model or the tensor, and no weight has been changed. */
+/* Read the models' weights, and convert them if the file has another dtype (te_safetensors_load). Waits for the stream.
+ * Errors: a model whose list of ops differs from the list in the file; a tensor that is missing or has another shape.
+ * The error text names the model or the tensor. After such an error no weight has been changed. */
 TE_API te_status te_weights_load(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     TE_TRY(te__weights_begin(&w, models, count, f, ctx));
@@ -243,7 +243,7 @@ TE_API te_status te_weights_load(const te_named_model *models, int count, const 
     return status;
 }
 
-/* Check that a parameter can use the file's tensor in place. *at: the tensor's address. */
+/* Check that parameter p can use the file's tensor in place. *at: output, the address of the tensor's data. */
 TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *want, const te_param *p,
                                  const char **at, te_context *ctx) {
     const te_safetensor *t = te_safetensors_find(f, want->name);
@@ -263,11 +263,11 @@ TE_API te_status te__weights_fit(const te_safetensors *f, const te_safetensor *w
     return TE_OK;
 }
 /* Use the file's tensors in place as parameters. The file must be mapped or opened in host memory, and must stay open
- * as long as the models are used. The models must be of lists for inference (TE_INFERENCE) and bound to no memory
- * (params null); call te_tie afterwards. Such parameters are read-only: calls that would write to them are refused.
- * Errors: a tensor whose dtype differs from the one in the list; a tensor whose address is not a multiple of 16 bytes
- * (cannot happen in files that this library writes); any target except the host. In all these cases te_weights_load can
- * be used instead. */
+ * as long as the models are used. The models must have lists of ops for inference (TE_INFERENCE) and be bound to no
+ * memory (params null). Call te_tie afterwards if parameters are tied. The parameters are then read-only: functions
+ * that would write to them return an error. Errors: a tensor whose dtype differs from the dtype of the list of ops; a
+ * tensor whose address is not a multiple of 16 bytes (files that this library writes have no such tensors); any target
+ * except the host. In all these cases te_weights_load can be used instead. */
 TE_API te_status te_weights_use(const te_named_model *models, int count, const te_safetensors *f, te_context *ctx) {
     te__weights w;
     const char *at = 0;
@@ -280,8 +280,8 @@ TE_API te_status te_weights_use(const te_named_model *models, int count, const t
     te_status status = TE_OK;
     if (!f->memory)
         status = te_fail(ctx, TE_ERROR_STATE, "%.120s: is not in memory; te_safetensors_map or _open_memory", f->path);
-    for (int i = 0; i < w.count && status == TE_OK; i++) /* this loop checks all parameters, before the next loop
-                                                          * changes the first one */
+    for (int i = 0; i < w.count && status == TE_OK; i++) /* this loop checks all parameters, and only the next loop
+                                                          * changes parameters */
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);
     for (int i = 0; i < w.count && status == TE_OK; i++) {
         status = te__weights_fit(f, &w.tensor[i], w.param[i], &at, ctx);

@@ -1,7 +1,7 @@
 /* adamw.h -- AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019). One launch updates all
  * tensors of several models. The optimizer has master weights in f32, clips by the global gradient norm and follows a
  * learning-rate schedule, all on the device. The config can select SGD with momentum or Muon (muon.h) instead of AdamW,
- * moments in bf16 or 8 bits, and states that are sharded over ranks (zero1.h).
+ * moments in bf16 or 8 bits, and sharding of moments and master weights over ranks (zero1.h).
  *
  * Do this:
  *     te_model *models[] = {&embed.model, &block.model};        // must outlive the optimizer
@@ -11,13 +11,13 @@
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
  *     TE_TRY(te_adamw_init(&opt, memory, bytes, models, 2, &config, &ctx));
  *     ... backward ...
- *     TE_TRY(te_adamw_step(&opt, &ctx));                        // enqueues; can be captured in a graph and replayed
- *     TE_TRY(te_adamw_get(&state, &opt, &ctx));                 // now and then: step, norm, lr; waits for the stream
+ *     TE_TRY(te_adamw_step(&opt, &ctx));                        // enqueues; a graph can capture the step
+ *     TE_TRY(te_adamw_get(&state, &opt, &ctx));                 // reads step, norm and lr; waits for the stream
  *
  * A step does not clear the gradients: the next backward overwrites them, unless te_batch.accumulate is set.
  *
  * ZeRO-1: set config.shards = te_data_group(&ctx)->size before te_adamw_bytes_of, and call te_adamw_reduce(&opt, &ctx)
- * instead of te_reduce_gradients. Each rank then stores only 1 / shards of the moments and of the master weights; the
+ * instead of te_reduce_gradients. Each rank then stores only 1 / config.shards of the moments and master weights; the
  * results are the same as without sharding. With Muon, each matrix is assigned to one rank, which orthogonalises it.
  * For ZeRO-2 and ZeRO-3 see fsdp.h.
  */
@@ -32,35 +32,35 @@
 
 typedef struct te_adamw {
     te_adamw_config config; /* the options; may be changed between steps, except weight_decay, decay_all, rule, moments,
-                               no_master, muon_takes and shards. config.groups is null here, because te_adamw_init has
-                               copied the groups' values into the table `tensor` */
+                             * no_master, muon_takes and shards. config.groups is null, because te_adamw_init has copied
+                             * the groups' values into the array `tensor` */
     te_model *const *models;
-    /* model_count: the number of models; count: the number of tensors that this rank updates; chunks: the number of
-     * chunks, of at most TE__ADAMW_CHUNK elements each, in these tensors */
+    /* model_count: the number of models. count: the number of tensors that this rank updates. chunks: the number of
+     * chunks into which these tensors are divided, each of at most TE__ADAMW_CHUNK elements */
     int model_count, count, chunks;
-    te_zero1 zero1;                 /* says which shard of the states this rank has */
+    te_zero1 zero1;                 /* which shard of moments and master weights this rank has */
     te_adamw_state *state;          /* `state` and the pointers after it point into target memory */
     te_grad_norm norm;
     const te__adamw_tensor *tensor; /* [count] */
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
-    void *m, *v;                    /* the moments of all tensors; those of each tensor begin at a multiple of
-                                       TE_PARAM_ALIGN elements */
+    void *m, *v;                    /* the moments of all tensors; each tensor's moments begin at a multiple of
+                                     * TE_PARAM_ALIGN elements */
     float *master;
     int64_t m_elements, v_elements; /* the numbers of elements in m and in v, including the gaps between tensors. Only
                                        tensors that AdamW updates have a v */
-    te_rule rule;                   /* rule, moments, no_master and takes: the values that the config had at
-                                       te_adamw_init */
+    te_rule rule;                   /* the config's value at te_adamw_init; so are the members moments, no_master and
+                                     * takes below */
     te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;
     te__muon muon;
     char *gather_buffer;            /* ZeRO-1 with Muon: the buffer of te__zero1_gather */
     uint64_t fingerprint;           /* value of te__params_fingerprint when the table `tensor` was made */
-    int has_masters;                /* 1: at least one tensor has master weights that are not the weights themselves */
-    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling, set by te_adamw_use_loss_scaler; null:
-                                     * there is no loss scaling */
-    /* te__params_writes (the number of writes to the parameters) and te_context.loaded (which te_safetensors_load
-     * changes), as they were when the master weights last agreed with the weights. If one of them has changed since,
+    int has_masters;                /* 1: at least one tensor has master weights besides its weights */
+    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling, set by te_adamw_use_loss_scaler; null without
+                                     * loss scaling */
+    /* Two counts, as they were when the master weights last agreed with the weights: te__params_writes (the writes to
+     * the parameters), and te_context.loaded (which te_safetensors_load increases). If a count has changed since then,
      * te_adamw_renew compares the weights with the master weights */
     uint64_t written, loaded;
 } te_adamw;
@@ -74,15 +74,17 @@ typedef struct te_adamw {
 typedef struct te_adamw_iter {
     te_zero1_iter zero1;
     const te_adamw *opt;
-    int64_t m_at, v_at, master_at; /* where the next tensor begins in opt->m, opt->v and opt->master, in elements */
+    int64_t m_at, v_at, master_at; /* indices of the next tensor's first element in opt->m, opt->v and opt->master */
     int model;                     /* the index of the parameter's model */
     const te_param *param;
-    int64_t from, elements; /* the range of the parameter's elements: all of them or, with ZeRO-1, those of this rank */
-    float *master;          /* [elements], in target memory: the range's master weights. If the parameter is f32, this
-                               points into param->data. Null if there are no master weights (config.no_master) */
-    /* [elements] in the format opt->moments; v is null if the rule has no second moment. If the format is e4m3, the
-     * scales follow the elements (te_moment_scales returns their address), and the elements of v are stored as their
-     * square roots */
+    int64_t from, elements; /* the parameter's elements from to from + elements - 1: all elements or, with ZeRO-1, this
+                             * rank's shard */
+    float *master;          /* [elements], in target memory: the master weights of these elements. If the parameter is
+                             * f32, `master` points into param->data. Null if there are no master weights
+                             * (config.no_master) */
+    /* [elements], the moments in the format opt->moments; v is null if the rule has no second moment. In the format
+     * e4m3, the scales follow the elements (te_moment_scales returns the scales' address), and v holds the square roots
+     * of the second moments */
     void *m, *v;
     te_rule rule;           /* the rule that updates this tensor */
 } te_adamw_iter;
@@ -113,15 +115,15 @@ TE_API int te_adamw_next(te_adamw_iter *it) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Return which shard of the optimizer's states the rank `rank` of the data group has. Matrices that Muon updates are
- * not divided. */
+/* Return which shard of moments and master weights rank number `rank` of the data group has. A matrix that Muon updates
+ * is not divided, but belongs to one rank. */
 TE_API te_zero1 te__adamw_zero1(const te_adamw_config *c, int rank) {
     te_zero1 z = te_zero1_of(rank, c->shards);
     if (c->rule == TE_RULE_muon && c->shards > 1) z.whole = c->muon_takes ? c->muon_takes : te_muon_matrices;
     return z;
 }
-/* The offset of each part of the optimizer's memory, in ascending order, and the numbers of tensors, chunks and
- * elements that this rank updates. */
+/* The layout of the optimizer's memory: the offset of each part in bytes, in ascending order; and how many tensors,
+ * chunks and elements this rank updates. */
 typedef struct te__adamw_layout {
     size_t norm, table, m, v, master, x[2], a, b, scratch, partial, factor, gather_buffer, bytes;
     size_t table_bytes;
@@ -160,12 +162,12 @@ TE_API te__adamw_layout te__adamw_layout_of(te_model *const *models, int count, 
     l.gather_buffer = te__suballocate(&l.bytes, te__zero1_gather_bytes(models, count, zero1));
     return l;
 }
-/* Bytes of target memory that te_adamw_init needs. For each element, AdamW needs 12 bytes (8 if the model is f32); of
- * these, moments in bf16 save 4, moments in e4m3 save 5.94, and doing without master weights saves 4. Tables need some
- * more bytes. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1 divides everything
- * but the tables by config->shards, but rounding adds up to 128 elements for each shard of a model. With Muon, ZeRO-1
- * also needs a buffer of config->shards times the size of the largest matrix. The result is the same on all ranks. If
- * the config is null or not valid, the result is that of te_adamw_bytes. */
+/* Return the bytes of target memory that te_adamw_init needs. AdamW needs 12 bytes for each element (8 if the model is
+ * f32), and some bytes for tables. Moments in bf16 save 4 bytes for each element, moments in e4m3 save 5.94, and
+ * config->no_master saves 4. Muon needs no second moment, but memory for two copies of the largest matrix. ZeRO-1
+ * divides all this except the tables by config->shards; rounding then adds up to 128 elements for each shard of a
+ * model. With Muon, ZeRO-1 also needs a buffer of config->shards times the size of the largest matrix. The result is
+ * the same on all ranks. If the config is null or not valid, the result is that of te_adamw_bytes. */
 TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_adamw_config *config) {
     const te_adamw_config plain = te_adamw_defaults(0.0f);
     const int valid = config && (unsigned)config->rule < (unsigned)TE_RULE_COUNT &&
@@ -177,7 +179,7 @@ TE_API size_t te_adamw_bytes_of(te_model *const *models, int count, const te_ada
     }
     return bytes;
 }
-/* Bytes of target memory that te_adamw_init needs for AdamW with moments in f32. */
+/* Return the bytes of target memory that te_adamw_init needs for AdamW with moments in f32. */
 TE_API size_t te_adamw_bytes(te_model *const *models, int count) { return te_adamw_bytes_of(models, count, 0); }
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
@@ -199,15 +201,15 @@ TE_API te_status te__adamw_check(const te_adamw *opt, te_context *ctx) {
                "optimizer again");
     return TE_OK;
 }
-/* Record the current counts of writes to the weights. Call this when the master weights agree with the weights. If the
- * counts change later, te_adamw_renew compares weights and master weights. */
+/* Record the current counts of writes to the weights. To be called when the master weights agree with the weights. If a
+ * count changes later, te_adamw_renew compares weights and master weights. */
 TE_API void te__adamw_agrees(te_adamw *opt, const te_context *ctx) {
     opt->written = te__params_writes(opt->models, opt->model_count), opt->loaded = ctx->loaded;
 }
-/* Copy weights that something other than this optimizer has written, such as a program that then calls
- * te_model_changed, to the master weights. Does nothing if no weight was written. A master weight that rounds to the
- * weight stays as it is; so weights that were not written keep the precision of their master weights. te_adamw_step
- * calls this. Reads 6 bytes for each element. */
+/* If weights were written by other code than this optimizer (te_safetensors_load, or a program that then calls
+ * te_model_changed), update the master weights: each master weight that does not round to its weight becomes a copy of
+ * the weight. All other master weights keep their precision. If no weight was written, do nothing. te_adamw_step calls
+ * this function. Reads 6 bytes for each element. */
 TE_IF_USED TE_API te_status te_adamw_renew(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     if (opt->written == te__params_writes(opt->models, opt->model_count) && opt->loaded == ctx->loaded) return TE_OK;
@@ -216,7 +218,8 @@ TE_IF_USED TE_API te_status te_adamw_renew(te_adamw *opt, te_context *ctx) {
     te__adamw_agrees(opt, ctx);
     return TE_OK;
 }
-/* Reset the states, for instance after the models' weights were loaded: master = weight, m = v = 0, step 0. */
+/* Reset the optimizer, for instance after the program has loaded other weights: master weight = weight, m = v = 0, step
+ * = 0. */
 TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
@@ -227,8 +230,8 @@ TE_IF_USED TE_API te_status te_adamw_reset(te_adamw *opt, te_context *ctx) {
     return opt->chunks ? te__adamw_init_master_launch(ctx, te__grid_of(opt->chunks, 1), &a) : TE_OK;
 }
 
-/* Set the weight decay and the learning-rate factor of a tensor: those of the parameter's group, or the config's if the
- * parameter belongs to no group. */
+/* Set t->decay and t->lr, the weight decay and the learning-rate factor of parameter p. If p belongs to a
+ * te_param_group, they are the group's values, else the config's weight decay and 1. */
 TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, const te_model *m, const te_param *p) {
     const te_param_group *g = te__group_of(c->groups, c->group_count, m, p);
     t->decay = p->rows > 1 || c->decay_all ? c->weight_decay : 0.0f, t->lr = 1.0f;
@@ -236,7 +239,7 @@ TE_API void te__adamw_set_group(te__adamw_tensor *t, const te_adamw_config *c, c
     t->lr = g->lr;
     if (g->weight_decay != TE_DECAY_OF_CONFIG) t->decay = g->weight_decay;
 }
-/* Set the options in *opt, and the pointers in *opt to the parts of the memory at `base`. */
+/* Set the options and the pointers in *opt. base: the optimizer's memory, whose layout is *l. */
 TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l, const te_adamw_config *config) {
     opt->config = *config, opt->config.groups = 0, opt->config.group_count = 0;
     opt->count = l->count, opt->chunks = (int)l->chunks, opt->has_masters = l->has_masters;
@@ -250,8 +253,8 @@ TE_API void te__adamw_bind(te_adamw *opt, char *base, const te__adamw_layout *l,
     opt->muon.partial = (float *)(base + l->partial), opt->muon.factor = (float *)(base + l->factor);
     opt->gather_buffer = base + l->gather_buffer;
 }
-/* Make the table of tensors and the table of each tensor's first chunk, and copy both to target memory. Waits for the
- * stream. */
+/* Make two tables, of the tensors and of each tensor's first chunk, and copy them to `table` in target memory. Waits
+ * for the stream. */
 TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t bytes, const te_adamw_config *config,
                                      te_context *ctx) {
     te__adamw_tensor *rows = (te__adamw_tensor *)calloc(1, bytes);
@@ -271,9 +274,9 @@ TE_API te_status te__adamw_put_table(const te_adamw *opt, void *table, size_t by
     free(rows);
     return status == TE_OK ? done : status;
 }
-/* Return an error if a block of 8-bit moments contains both elements of which other ranks hold copies (te_param.copies)
- * and elements of which they hold none. All elements of a block share a scale, so the scale, and with it the moments of
- * the copies, would differ between the ranks. */
+/* Return an error if a block of 8-bit moments has both elements that several ranks hold (te_param.copies) and elements
+ * that only this rank holds. All elements of a block share one scale. In such a block the scale would differ between
+ * the ranks, and their copies of the same moments would differ, too. */
 TE_API te_status te__adamw_check_copies(const te_param *p, te_dtype moments, te_context *ctx) {
     const te_shard_layout s = te_shard_layout_of(p, te_tensor_group(ctx));
     TE_REQUIRE(s.copies == 1 || s.first % TE_MOMENT_BLOCK == 0 || !te__moments_8bit(moments), ctx, TE_ERROR_SHAPE,
@@ -282,12 +285,12 @@ TE_API te_status te__adamw_check_copies(const te_param *p, te_dtype moments, te_
                (int)TE_MOMENT_BLOCK, p->op, p->field, (long long)s.first);
     return TE_OK;
 }
-/* Initialise the optimizer for the models as they are bound now, and reset its states. memory: target memory of
- * te_adamw_bytes_of bytes, aligned to TE_ALIGN. `models` must outlive the optimizer. Waits for the stream. Errors: null
- * pointers, a model without gradients or listed twice, a value in the config that is not allowed, a group that matches
- * no parameter, memory too small or misaligned, an f16 model without master weights, a matrix for Muon that is sharded
- * over the tensor group, 8-bit moments for a parameter of which ranks hold copies that begin in the middle of a block
- * of moments. */
+/* Initialise the optimizer for these models, which must be bound, and reset it (te_adamw_reset). memory: target memory
+ * of te_adamw_bytes_of bytes, aligned to TE_ALIGN. `models` must outlive the optimizer. Waits for the stream. Errors:
+ * null pointers, a model without gradients or listed twice, a value in the config that is not allowed, a group that
+ * matches no parameter, memory too small or misaligned, an f16 model without master weights, a matrix for Muon that is
+ * sharded over the tensor group, 8-bit moments for a parameter of which ranks hold copies that begin in the middle of a
+ * block of moments. */
 TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t bytes, te_model *const *models, int count,
                                           const te_adamw_config *config, te_context *ctx) {
     TE_TRY(te__models_check(models, count, "adamw", ctx));
@@ -316,14 +319,13 @@ TE_IF_USED TE_API te_status te_adamw_init(te_adamw *opt, void *memory, size_t by
     te__adamw_bind(opt, base, &l, config);
     TE_TRY(te__grad_norm_init(&opt->norm, base + l.norm, l.table - l.norm, models, count, zero1, ctx));
     TE_TRY(te__adamw_put_table(opt, base + l.table, l.table_bytes, config, ctx));
-    opt->state = (te_adamw_state *)base; /* a state that is not null tells te__adamw_check that the optimizer is
-                                          * initialised */
+    opt->state = (te_adamw_state *)base; /* now te__adamw_check accepts the optimizer */
     return te_adamw_reset(opt, ctx);
 }
 
 /* From the next step on, divide the gradients by the scaler's scale, skip steps whose gradients have an infinity or a
- * NaN, and adapt the scale (loss_scale.h). If `scaler` is null, loss scaling is turned off; te_adamw_init turns it off,
- * too. Errors: the optimizer or the scaler is not initialised. */
+ * NaN, and adapt the scale (loss_scale.h). If `scaler` is null, loss scaling is turned off. After te_adamw_init loss
+ * scaling is off. Errors: the optimizer or the scaler is not initialised. */
 TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *scaler, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_REQUIRE(!scaler || scaler->state, ctx, TE_ERROR_NULL, "te_adamw_use_loss_scaler: the scaler is not initialised");
@@ -333,8 +335,8 @@ TE_API te_status te_adamw_use_loss_scaler(te_adamw *opt, const te_loss_scaler *s
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-/* Muon: update the momentum of all matrices in one launch, and compute the norms of the matrices' updates in another
- * launch; then update the matrices one after the other. */
+/* Enqueue Muon's update of all its matrices. The first launch updates the momentum of all matrices, and the second
+ * launch computes the norms of their updates; then the matrices are updated one after the other. */
 TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, const te__adamw_args *args,
                                                        te_context *ctx) {
     te__muon_args a;
@@ -348,14 +350,15 @@ TE_IF_USED TE_API te_status te__adamw_enqueue_matrices(const te_adamw *opt, cons
             TE_TRY(te__muon_matrix(&a, it.param, opt->models[it.model]->plan->dtype, ctx));
     return TE_OK;
 }
-/* Update the matrices by Muon. Each matrix takes seventeen launches. To save launch overhead, the launches are recorded
- * and enqueued as graphs, like those of a model's pass. */
+/* Update the matrices by Muon. Each matrix takes seventeen launches. To save launch overhead, the launches are
+ * recorded, and enqueued as CUDA graphs. */
 TE_IF_USED TE_API te_status te__adamw_matrices(const te_adamw *opt, const te__adamw_args *args, te_context *ctx) {
     te__launch_record_begin(ctx);
     const te_status status = te__launch_record_end(ctx, te__adamw_enqueue_matrices(opt, args, ctx));
-    return status == TE_OK ? te_launch_flush(ctx) : status; /* the next pass must wait for the new weights (ctx->pdl) */
+    return status == TE_OK ? te_launch_flush(ctx) : status; /* so that kernels enqueued later wait for the new weights
+                                                             * (ctx->pdl) */
 }
-/* Enqueue the update of the parameters that this rank updates (with ZeRO-1, its shard of them). */
+/* Enqueue the update of all parameters or, with ZeRO-1, of this rank's shard of the parameters. */
 TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     if (!opt->chunks) return TE_OK;
     const te_grid grid = te__grid_of(opt->chunks, 1);
@@ -367,7 +370,7 @@ TE_IF_USED TE_API te_status te__adamw_update(const te_adamw *opt, const te__adam
     TE_TRY(opt->moments == TE_f32 ? te_adamw_update_launch(ctx, grid, a) : te_adamw_update_bf16_launch(ctx, grid, a));
     return opt->rule == TE_RULE_muon ? te__adamw_matrices(opt, a, ctx) : TE_OK;
 }
-/* Check that the context has the same data group as at te_adamw_init. */
+/* Check that the context has the same data group as when te_adamw_init was called. */
 TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
     const te_group *g = te_data_group(ctx);
     TE_REQUIRE(opt->zero1.ranks == opt->config.shards, ctx, TE_ERROR_STATE,
@@ -377,8 +380,9 @@ TE_API te_status te__adamw_check_ranks(const te_adamw *opt, te_context *ctx) {
                g->rank, g->size, opt->zero1.rank, opt->zero1.ranks);
     return TE_OK;
 }
-/* Check that m's gradients have been reduced over the ranks. If buckets reduce-scatter the gradients, each rank has the
- * sums only of its own shard of them, so this optimizer must update the same shard. */
+/* Check that m's gradients have been reduced over the ranks. If te_buckets or te_fsdp reduce-scatters the gradients, a
+ * rank has sums only for its own shard of the gradients. In this case, check that the optimizer updates the same
+ * shard. */
 TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m, te_context *ctx) {
     const int shards = m->watch ? m->watch->slices : 1;
     TE_TRY(te__check_reduced(m, "adamw", ctx));
@@ -388,9 +392,9 @@ TE_API te_status te__adamw_check_reduced(const te_adamw *opt, const te_model *m,
                                 : "the optimizer's states are not sharded like that");
     return TE_OK;
 }
-/* Sums the gradients of the optimizer's models over the ranks, in place of te_reduce_gradients. Call this on all ranks
- * between the last backward and te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each rank's
- * update reads only its own shard of the gradients; with ZeRO-1 and Muon they are all-reduced. */
+/* Sum the gradients of the optimizer's models over the ranks; replaces te_reduce_gradients. Call te_adamw_reduce on all
+ * ranks between the last backward and te_adamw_step. With ZeRO-1 the gradients are reduce-scattered, because each
+ * rank's update reads only its own shard of the gradients; with ZeRO-1 and Muon they are all-reduced. */
 TE_API te_status te_adamw_reduce(const te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check(opt, ctx));
     TE_TRY(te__adamw_check_ranks(opt, ctx));
@@ -411,22 +415,22 @@ TE_API te_status te__adamw_check_step(const te_adamw *opt, te_context *ctx) {
     for (int i = 0; i < opt->model_count; i++) TE_TRY(te__adamw_check_reduced(opt, opt->models[i], ctx));
     return TE_OK;
 }
-/* Copy weights that were loaded to the master weights, and enqueue the gradient norm, if the config needs it, and the
- * kernel that computes the step's scalars: learning rate, clipping factor, bias correction. */
+/* Begin an optimizer step: copy loaded weights to the master weights, enqueue the gradient norm if the config needs it,
+ * and enqueue the kernel that computes learning rate, clipping factor and bias correction. */
 TE_IF_USED TE_API te_status te__adamw_begin_step(te_adamw *opt, const te__adamw_args *a, te_context *ctx) {
     TE_TRY(te_adamw_renew(opt, ctx));
     if (a->norm) TE_TRY(te_grad_norm_run(&opt->norm, ctx));
     return te__adamw_begin_launch(ctx, te__grid_of(1, 1), a);
 }
-/* Count the optimizer's own write to the parameters. FP8 recipes see from this count that they must cast the weights
+/* Count the optimizer's own write to the parameters. From this count, FP8 recipes know that the weights must be cast
  * again. */
 TE_API void te__adamw_has_written(te_adamw *opt, te_context *ctx) {
     te__params_written(opt->models, opt->model_count, ctx);
     te__adamw_agrees(opt, ctx);
 }
-/* Enqueue one step: the gradient norm if the config needs it, the step's scalars, the update and, with ZeRO-1, the
- * all-gather of the updated parameters. With CUDA te_adamw_step is a function template; its address is
- * `&te_adamw_step<>`. */
+/* Enqueue one optimizer step: the gradient norm if the config needs it, the learning rate and the other scalars, the
+ * update and, with ZeRO-1, the all-gather of the updated parameters. With CUDA, te_adamw_step is a function template;
+ * its address is `&te_adamw_step<>`. */
 TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
     TE_TRY(te__adamw_check_step(opt, ctx));
     const te__adamw_args a = te__adamw_args_of(opt);
@@ -439,14 +443,15 @@ TE_IF_USED TE_API te_status te_adamw_step(te_adamw *opt, te_context *ctx) {
 
 /* ---- the state --------------------------------------------------------------------------------------------------- */
 
-/* Read the state, for a progress line or a checkpoint. Waits for the stream. */
+/* Copy the optimizer's scalars (step, norm, learning rate) to *state in host memory, for a progress line or a
+ * checkpoint. Waits for the stream. */
 TE_API te_status te_adamw_get(te_adamw_state *state, const te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
     TE_TRY(te_copy(ctx, state, opt->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Set the state, for instance from a checkpoint. state->step and state->skipped must each be from 0 to
- * TE_ADAMW_MAX_STEPS. Waits for the stream. */
+/* Set the numbers of steps made and skipped, for instance from a checkpoint. state->step and state->skipped must each
+ * be from 0 to TE_ADAMW_MAX_STEPS. Waits for the stream. */
 TE_API te_status te_adamw_set(const te_adamw_state *state, te_adamw *opt, te_context *ctx) {
     TE_REQUIRE(state && opt && ctx && opt->state, ctx, TE_ERROR_NULL, "adamw: not initialised, or the context is null");
     TE_REQUIRE(te__adamw_counts_valid(state->step, state->skipped), ctx, TE_ERROR_VALUE,

@@ -23,8 +23,8 @@
  * Therefore the learning rate also follows the schedule if a captured CUDA graph is replayed.
  */
 
-/* X(name, decay): decay is a function of t, and t is 0 at the end of the warm-up and 1 at step `total`. The decay falls
- * from 1 to 0, except that of `constant`. */
+/* The learning-rate schedules, X(name, decay): `decay` is a formula in t, which rises from 0 at the end of the warm-up
+ * to 1 at step `total`. Every decay falls from 1 to 0, except the decay of `constant`. */
 #define TE_SCHEDULES(X)                                  \
     X(constant, 1.0f)                                    \
     X(linear, 1.0f - t)                                  \
@@ -48,7 +48,7 @@ TE_API te_schedule te_schedule_of(te_schedule_kind kind, float peak, int64_t war
     s.kind = kind, s.peak = peak, s.final_fraction = final_fraction, s.warmup = warmup, s.total = total;
     return s;
 }
-/* A schedule with the same learning rate at every step. */
+/* Return a schedule with the learning rate lr at every step. */
 TE_API te_schedule te_schedule_constant(float lr) { return te_schedule_of(TE_SCHEDULE_constant, lr, 0, 0, 1.0f); }
 
 TE_API const char *te_schedule_name(te_schedule_kind kind) {
@@ -58,7 +58,7 @@ TE_API const char *te_schedule_name(te_schedule_kind kind) {
     return (unsigned)kind < (unsigned)TE_SCHEDULE_COUNT ? names[kind] : "unknown";
 }
 
-/* Null if the schedule is valid, else a text that says what is wrong with it. */
+/* Return null if the schedule is valid, else a text that says what is wrong with the schedule. */
 TE_API const char *te__schedule_problem(const te_schedule *s) {
     if (!s) return "there is none";
     if ((unsigned)s->kind >= (unsigned)TE_SCHEDULE_COUNT) return "there is no such kind";
@@ -71,9 +71,9 @@ TE_API const char *te__schedule_problem(const te_schedule *s) {
     return 0;
 }
 
-/* The learning rate of a step; steps are counted from 0. During the warm-up the learning rate is peak * (step + 1) /
- * warmup, so it is not 0 in the first step. After the warm-up it is peak * (final_fraction + (1 - final_fraction) *
- * decay(t)). */
+/* Return the learning rate of step number `step`, counted from 0. During the warm-up the learning rate is peak * (step
+ * + 1) / warmup, so the first step does not have the learning rate 0. After the warm-up it is peak * (final_fraction +
+ * (1 - final_fraction) * decay(t)). */
 TE_BOTH float te_lr(const te_schedule *s, int64_t step) {
     float decay = 1.0f;
     if (step < s->warmup) return (float)((double)s->peak * (double)(step + 1) / (double)s->warmup);
@@ -103,52 +103,52 @@ TE_API const char *te_rule_name(te_rule rule) {
     return (unsigned)rule < (unsigned)TE_RULE_COUNT ? names[rule] : "unknown";
 }
 
-/* A function that the caller provides. Returns whether Muon updates the matrix p. AdamW updates all parameters that
- * Muon does not. */
+/* The type of a function that the program provides: it returns whether Muon updates the matrix p. AdamW updates all
+ * parameters that Muon does not update. */
 typedef int (*te_muon_takes)(const te_model *model, const te_param *p);
 
 typedef struct te_adamw_config {
     te_schedule schedule;
     float beta1, beta2, eps;
-    float weight_decay;    /* applies to tensors with more than one row: to matrices, but not to biases or the gains of
-                              norms */
+    float weight_decay;    /* applies to tensors with more than one row, i.e. not to biases and the gains of norms */
     int decay_all;         /* 1: weight_decay applies to every tensor */
-    float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. If max_norm is 0,
-                            * the norm is not computed, and gradients are not clipped. If it is INFINITY, the norm is
-                            * computed, and gradients are clipped only to TE_ADAMW_NORM_LIMIT */
+    float max_norm;        /* gradients are scaled down so that their global norm is at most max_norm. 0: the norm is
+                            * not computed, and gradients are not clipped. INFINITY: the norm is computed, and gradients
+                            * are clipped only to TE_ADAMW_NORM_LIMIT */
     float grad_scale;      /* every gradient is first multiplied by grad_scale, which should be 1 / loss scale */
-    int skip_nonfinite;    /* 1: a step changes nothing if the gradients contain an infinity or a NaN (to detect this,
-                              the norm is computed) */
+    int skip_nonfinite;    /* 1: a step changes nothing if the gradients contain an infinity or a NaN. The norm is then
+                            * always computed, to find such gradients */
     te_rule rule;
     te_dtype moments;      /* the format of the moments: f32, bf16 or e4m3. Moments in bf16 and e4m3 are rounded
                               stochastically, so that the rounding is unbiased. e4m3 has a scale for each block of 128
                               elements, and is supported only by AdamW and SGD. */
     int no_master;         /* 1: a bf16 model has no f32 master weights; its weights are rounded stochastically */
     uint64_t seed;         /* the seed of the stochastic rounding */
-    float momentum;        /* for SGD and Muon, which do not use beta1 and beta2: the factor by which the momentum is
-                            * multiplied in each step; 0 for no momentum */
+    float momentum;        /* for SGD and Muon: the factor by which each step multiplies the momentum; 0 for no
+                            * momentum. SGD and Muon do not use beta1 and beta2 */
     int nesterov;          /* for SGD and Muon: 1 to use Nesterov's momentum */
-    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null stands for te_muon_matrices, which selects
-                                 the matrices of hidden layers */
-    int match_rms;         /* for Muon: if 1, the orthogonal update is multiplied by 0.2 sqrt(max(rows, cols)), which
-                            * gives the update the RMS that AdamW's updates have (Liu et al., "Muon is scalable for LLM
-                            * training", 2025) */
-    float adamw_lr_factor; /* for Muon: parameters that AdamW updates have the schedule's learning rate times this */
-    int shards;            /* for ZeRO-1 (zero1.h): 1, or te_data_group(ctx)->size. With 1, each rank has all states.
-                            * With the size of the data group, moments and master weights are sharded over it; each rank
-                            * updates its own shard of the parameters, and then receives the other shards. With Muon,
-                            * each matrix belongs to one rank. */
-    const te_param_group *groups; /* parameters with their own learning rate or weight decay; only te_adamw_init reads
-                                     these groups */
+    te_muon_takes muon_takes; /* selects the matrices that Muon updates; null means te_muon_matrices, which selects the
+                               * matrices of hidden layers */
+    int match_rms;         /* for Muon, 1: multiply the orthogonal update by 0.2 sqrt(max(rows, cols)). The update then
+                            * has about the RMS of AdamW's updates (Liu et al., "Muon is scalable for LLM training",
+                            * 2025) */
+    float adamw_lr_factor; /* for Muon: AdamW's learning rate is the schedule's learning rate times this factor */
+    int shards;            /* 1: no ZeRO-1; each rank has all moments and master weights. te_data_group(ctx)->size:
+                            * ZeRO-1 (zero1.h). Moments and master weights are then sharded over the data group; each
+                            * rank updates its own shard of the parameters, and then receives the other ranks' shards.
+                            * With Muon, each matrix belongs to one rank. */
+    const te_param_group *groups; /* groups of parameters with another learning rate or weight decay; only te_adamw_init
+                                   * reads this array */
     int group_count;
 } te_adamw_config;
 
-/* 2^56. If the norm is computed, gradients are scaled down so that their norm is at most this limit. The bias-corrected
- * second moment then fits f32. If the norm is not computed, a gradient above 1e18 makes the second moment of its
- * element infinite, and this element is never updated again. */
+/* 2^56. If the gradient norm is computed, gradients are scaled down so that their norm is at most 2^56. The
+ * bias-corrected second moment then fits f32. If the norm is not computed, a gradient above 1e18 makes the second
+ * moment of its element infinite, and this element is never updated again. */
 #define TE_ADAMW_NORM_LIMIT 72057594037927936.0f
 enum { TE_ADAMW_MAX_SHARDS = 1 << 16 };
-#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* te_adamw_set's limit; up to it a double represents every integer */
+#define TE_ADAMW_MAX_STEPS (INT64_C(1) << 53) /* the limit of te_adamw_set: a double represents every integer up to
+                                               * 2^53 */
 
 TE_API te_adamw_config te_adamw_defaults(float lr) {
     te_adamw_config c;
@@ -163,26 +163,26 @@ TE_API te_adamw_config te_sgd_defaults(float lr, float momentum) {
     c.rule = TE_RULE_sgd, c.momentum = momentum, c.weight_decay = 0.0f;
     return c;
 }
-/* Muon with the values of the publication (muon.h), in which lr is 0.02. The learning rate of the parameters that AdamW
- * updates is lr * adamw_lr_factor. If you set match_rms, choose an lr that suits AdamW; adamw_lr_factor can then be
- * 1. */
+/* Return a config for Muon with the values of its publication (cited in muon.h), where lr is 0.02. The parameters that
+ * AdamW updates have the learning rate lr * adamw_lr_factor. If you set match_rms, choose an lr that suits AdamW;
+ * adamw_lr_factor can then be 1. */
 TE_API te_adamw_config te_muon_defaults(float lr) {
     te_adamw_config c = te_adamw_defaults(lr);
     c.rule = TE_RULE_muon, c.momentum = 0.95f, c.nesterov = 1, c.weight_decay = 0.0f;
     return c;
 }
 
-/* The optimizer's scalars, in target memory. A checkpoint needs only step and skipped, because each step begins by
- * computing the other members. */
+/* The optimizer's scalars, in target memory. A checkpoint stores only `step` and `skipped`, because each optimizer step
+ * computes all other members. */
 typedef struct te_adamw_state {
-    int64_t step, skipped;      /* step: the number of steps that updated the parameters; skipped: the number of steps
-                                   that were skipped because of skip_nonfinite */
-    float norm;                 /* the norm of the gradients after grad_scale, before clipping. Infinity if the norm
-                                   does not fit f32. An infinite norm alone does not cause the step to be skipped;
-                                   infinite or NaN gradients do */
+    int64_t step, skipped;      /* step: how many steps have updated the parameters; skipped: how many steps were
+                                 * skipped because of skip_nonfinite */
+    float norm;                 /* the norm of the gradients times grad_scale, before clipping. Infinity if the norm
+                                 * does not fit f32. Only infinite or NaN gradients cause the step to be skipped, not an
+                                 * infinite norm alone */
     float lr;                   /* the learning rate */
-    float adamw_lr;             /* the learning rate of parameters that AdamW updates; differs from lr only if the rule
-                                   is Muon (adamw_lr_factor) */
+    float adamw_lr;             /* the learning rate of parameters that AdamW updates; it differs from lr only if the
+                                 * rule is Muon (adamw_lr_factor) */
     float scale;                /* grad_scale times the clipping factor */
     float correct_m, correct_v; /* the factors of the bias correction: 1 / (1 - beta1^step) for m, 1 / (1 - beta2^step)
                                    for v */
@@ -223,7 +223,7 @@ TE_API te_status te__adamw_config_check(const te_adamw_config *c, te_context *ct
                c->shards, (int)TE_ADAMW_MAX_SHARDS);
     return TE_OK;
 }
-/* Whether these are valid numbers of steps and of skipped steps, with which an optimizer can continue. */
+/* Return whether an optimizer can continue with these numbers of steps made and steps skipped. */
 TE_API int te__adamw_counts_valid(int64_t step, int64_t skipped) {
     return step >= 0 && step <= TE_ADAMW_MAX_STEPS && skipped >= 0 && skipped <= TE_ADAMW_MAX_STEPS;
 }

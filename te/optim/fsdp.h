@@ -1,17 +1,18 @@
 /* fsdp.h -- weights and gradients sharded over the data group (fully sharded data parallel, FSDP; stages 2 and 3 of
- * ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020). Of each
- * list a rank stores 1 / ranks of the gradients (config.zero 2), or of the gradients and the weights (config.zero 3).
+ * ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020). For each
+ * model (called a list here, because a model is a list of ops), a rank stores 1 / ranks of the gradients (config.zero
+ * 2), or 1 / ranks of the gradients and of the weights (config.zero 3).
  *
  * Whole gradients and, with config.zero 3, whole weights exist only in config.slots buffers, called slots; list i uses
- * slot i % config.slots. A pass of list i first makes the stream wait until the slot contains the weights of list i.
- * Then it starts, on the streams of other slots, to gather the weights of the lists that run next (in backward: the
- * lists before i), so that the gathers overlap with the pass. When a backward has written its last gradient, the slot's
- * gradients are reduce-scattered on the slot's stream and added to this rank's shard. te_adamw with config.shards
- * updates the shards; a checkpoint has whole tensors.
+ * slot i % config.slots. A pass (forward or backward) of list i first makes the stream wait until the slot contains the
+ * weights of list i. The pass then starts to gather the weights of the lists that run next, on the streams of their
+ * slots, so that the gathers overlap with the pass. When a backward has written its last gradient, the slot's gradients
+ * are reduce-scattered on the slot's stream and added to this rank's shard. te_adamw with config.shards updates the
+ * shards. A checkpoint has whole tensors.
  *
  * Do this:
  *     te_fsdp fsdp;
- *     te_model *blocks[] = {&h0.model, &h1.model, &h2.model};                    // described, not bound (bind.h)
+ *     te_model *blocks[] = {&h0.model, &h1.model, &h2.model};                    // after te_model_describe (bind.h)
  *     te_fsdp_config config = te_fsdp_defaults();
  *     const size_t bytes = te_fsdp_bytes(blocks, 3, &config, &ctx);
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
@@ -34,20 +35,20 @@
 #include "../core/target.h"             /* te_side_stream, TE_KERNEL_IF_USED */
 #include "param_groups.h"               /* te__suballocate, te__memory_check */
 
-/* Lists that share a tied parameter, such as those of an embedding and of its tied head, cannot be sharded: bind these
- * lists to memory of their own, and reduce their gradients with te_adamw_reduce or te_buckets. All ranks of the data
- * group must run the same passes in the same order. If passes do not follow the order of the lists, gathers do not
- * overlap with passes. With several micro-batches (te_batch.accumulate), the gradients of each micro-batch are reduced
- * after its backward. With one micro-batch a step, f32 sums and two ranks, the results are bitwise identical to those
- * of te_reduce_gradients. On the host gathers and reductions do not overlap with passes. */
+/* Lists that share a tied parameter, for example an embedding and an output layer with the same weight, cannot be
+ * sharded: bind such lists to separate memory, and reduce their gradients with te_adamw_reduce or te_buckets. All ranks
+ * of the data group must run the same passes in the same order. If passes do not follow the order of the lists, gathers
+ * do not overlap with passes. With several micro-batches (te_batch.accumulate), the gradients of each micro-batch are
+ * reduced after its backward. With one micro-batch per optimizer step, f32 sums and two ranks, the results are bitwise
+ * identical to the results with te_reduce_gradients. On the host, gathers and reductions do not overlap with passes. */
 
-/* TE_FSDP_STAGING_BYTES: if gradients are sent in bf16, they are converted and sent in pieces of this many bytes of f32
- * gradients. */
+/* TE_FSDP_STAGING_BYTES: gradients that are sent in bf16 are converted and sent in pieces; this is the size of a piece
+ * before its conversion, in f32. */
 enum { TE_FSDP_MAX_SLOTS = 8, TE_FSDP_STAGING_BYTES = 32 << 20 };
 
 typedef struct te_fsdp_config {
     int zero;       /* 2: gradients are sharded; 3: gradients and weights are sharded */
-    int slots;      /* 2 to TE_FSDP_MAX_SLOTS: with n slots, n - 1 lists are gathered ahead of the one that runs */
+    int slots;      /* 2 to TE_FSDP_MAX_SLOTS. With n slots, n - 1 lists are gathered ahead of the running list */
     te_dtype dtype; /* the format in which gradients are sent between ranks, TE_f32 or TE_bf16 (te_buckets_config) */
 } te_fsdp_config;
 
@@ -60,44 +61,45 @@ TE_API te_fsdp_config te_fsdp_defaults(void) {
 struct te_fsdp;
 /* One of the lists. */
 typedef struct te__fsdp_list {
-    te_watch watch; /* the first member, because the callbacks cast their te_watch * to a te__fsdp_list * */
+    te_watch watch; /* the first member, because callbacks cast te_watch * to te__fsdp_list * */
     te_model_shards shards;
     struct te_fsdp *of;
     te_model *model;
     int index, slot;
     int pending;      /* how many gradients the current backward has not written yet */
-    int accumulates;  /* 1: the current backward's gradients are added to the shard; 0: they overwrite it */
+    int accumulates;  /* 1: the current backward's gradients are added to the gradient shard; 0: they overwrite the
+                       * shard */
     int is_ahead;     /* 1: the weights were gathered ahead of a pass, and no pass has used them yet */
-    uint64_t written; /* the sum of the parameters' write counts when the weights were gathered */
+    uint64_t written; /* at the last gather of the weights: the sum of the parameters' write counts */
 } te__fsdp_list;
 
-/* Lists whose weights or gradients are sharded. The struct must stay at its address. */
+/* Lists whose weights or gradients are sharded. The struct must not be moved, because the models point to it. */
 typedef struct te_fsdp {
     te_fsdp_config config;
     te__fsdp_list *list; /* [count] */
     int count;
-    te_group data;       /* a copy of the data group whose `peers` is null, so that collectives use NCCL, whose kernels
-                          * leave most multiprocessors to the pass that runs */
+    te_group data;       /* a copy of the data group with `peers` null, so that collectives use NCCL. NCCL's kernels
+                          * leave most multiprocessors to the pass that runs at the same time */
     te_side_stream side[TE_FSDP_MAX_SLOTS]; /* [slots]: the streams on which slots are gathered and reduced */
     te_bucket_reducer reducer[TE_FSDP_MAX_SLOTS]; /* [slots] */
 } te_fsdp;
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* The number of elements of a list that each rank stores: its shard, and the few elements after the last shard, which
- * all ranks store. */
+/* Return how many elements of a list each rank stores: the rank's shard, and the few elements behind the last rank's
+ * shard, which all ranks store. */
 TE_API int64_t te__fsdp_shard_elements(const te_plan *plan, int ranks) {
     const int64_t all = te_plan_param_elements(plan), shard = te__slice_elements(all, ranks);
     return shard + (all - shard * ranks);
 }
-/* Offsets in the caller's memory: of the weights and gradients of each slot, and of one list's shards. */
+/* Offsets in the caller's memory, in bytes: of each slot's weights and gradients, and of the shards of one list. */
 typedef struct te__fsdp_layout {
     size_t slot_params[TE_FSDP_MAX_SLOTS], slot_grads[TE_FSDP_MAX_SLOTS];
-    size_t params, grads; /* the shards of the list that te__fsdp_layout_next has laid out last */
+    size_t params, grads; /* offsets of one list's shards, from te__fsdp_layout_next */
     size_t bytes;
 } te__fsdp_layout;
 
-/* Lay out the slots, each as large as the largest of its lists. */
+/* Compute the offsets of the slots. A slot is as large as the largest list that uses it. */
 TE_API te__fsdp_layout te__fsdp_layout_of(te_model *const *models, int count, const te_fsdp_config *c) {
     te__fsdp_layout l;
     memset(&l, 0, sizeof l);
@@ -142,7 +144,7 @@ TE_API te_status te__fsdp_check(te_model *const *models, int count, const te_fsd
             TE_REQUIRE(!m->param[k].tied, ctx, TE_ERROR_STATE,
                        "te_fsdp_init: model %d (%s): %s.%s is tied to another parameter; leave the list out", i, name,
                        m->param[k].op, m->param[k].field);
-            /* the gradients of copies must be summed over the ranks that hold them; te_fsdp does not do that */
+            /* if ranks hold copies of a parameter, their gradients must be summed, which te_fsdp does not do */
             TE_REQUIRE(m->param[k].copies == 1, ctx, TE_ERROR_STATE,
                        "te_fsdp_init: model %d (%s): %d ranks hold the same k and v of %s.%s, option (copies, ..); "
                        "leave the list out", i, name, m->param[k].copies, m->param[k].op, m->param[k].field);
@@ -153,10 +155,11 @@ TE_API te_status te__fsdp_check(te_model *const *models, int count, const te_fsd
     }
     return TE_OK;
 }
-/* Bytes of target memory that te_fsdp_init needs for these models, which te_model_describe has described. Each of the
- * config.slots slots has space for the gradients (f32) and, with config.zero 3, the weights of its largest list. A rank
- * also stores 1 / ranks of all gradients, and the weights: all of them with config.zero 2, 1 / ranks of them with
- * config.zero 3. The result is 0 if te_fsdp_init would return an error about the config or the models. */
+/* Return the bytes of target memory that te_fsdp_init needs for these models. te_model_describe must have described
+ * them. Each of the config.slots slots has space for the gradients (f32) of its largest list and, with config.zero 3,
+ * also for its weights. In addition, a rank stores 1 / ranks of all gradients, and all weights (config.zero 2) or 1 /
+ * ranks of all weights (config.zero 3). The result is 0 if te_fsdp_init would return an error about the config or the
+ * models. */
 TE_API size_t te_fsdp_bytes(te_model *const *models, int count, const te_fsdp_config *config, te_context *ctx) {
     if (te__fsdp_check(models, count, config, ctx) != TE_OK) return 0;
     te__fsdp_layout l = te__fsdp_layout_of(models, count, config);
@@ -171,13 +174,13 @@ TE_API uint64_t te__fsdp_writes(const te_model *m) {
     for (int i = 0; i < m->param_count; i++) sum += m->param[i].written;
     return sum;
 }
-/* Record that the slot of list l contains the weights of no list. */
+/* Record that the slot of list l no longer contains any list's weights. */
 TE_API void te__fsdp_take_slot(const te__fsdp_list *l) {
     for (int i = l->slot; i < l->of->count; i += l->of->config.slots)
         l->of->list[i].shards.is_gathered = l->of->list[i].is_ahead = 0;
 }
-/* Copy the weights after the last shard, which every rank stores: to the slot of list l if to_slot is 1, else from the
- * slot. */
+/* Copy the few weights behind the last rank's shard, which every rank stores, to the slot of list l if to_slot is 1;
+ * otherwise copy these weights from the slot. */
 TE_API te_status te__fsdp_copy_remainder(const te__fsdp_list *l, int to_slot, te_context *ctx) {
     const te_model_shards *s = &l->shards;
     const size_t size = te_dtype_bytes(l->model->plan->dtype);
@@ -195,7 +198,7 @@ TE_API te_status te__fsdp_gather_now(const te__fsdp_list *l, te_context *ctx) {
     return te__fsdp_copy_remainder(l, 1, ctx);
 }
 /* Enqueue the gather of the weights of list l on the stream of its slot. The gather waits for all work that was
- * enqueued before, which includes the passes that use the slot's previous weights. */
+ * enqueued before, because passes in that work may use the slot's previous weights. */
 TE_API te_status te__fsdp_gather(te__fsdp_list *l, te_context *ctx) {
     te_side_stream *side = &l->of->side[l->slot];
     te__fsdp_take_slot(l);
@@ -205,17 +208,18 @@ TE_API te_status te__fsdp_gather(te__fsdp_list *l, te_context *ctx) {
     l->shards.is_gathered = status == TE_OK, l->written = te__fsdp_writes(l->model);
     return status;
 }
-/* Return whether the slot contains the current weights of list l. A forward uses only weights that the previous pass
- * has gathered for it: if a graph is captured, this gather is part of the same graph. */
+/* Return whether the slot contains the current weights of list l. For a forward, the weights also must have been
+ * gathered ahead by the previous pass: only then is the gather part of the same captured graph as the forward. */
 TE_API int te__fsdp_has_weights(const te__fsdp_list *l, int is_backward) {
     return l->shards.is_gathered && l->written == te__fsdp_writes(l->model) && (is_backward || l->is_ahead);
 }
-/* The callback te_model_shards.begin, which a pass calls at its beginning (see the head of this file). */
+/* The callback te_model_shards.begin, which a forward or backward calls at its beginning (see the head of this
+ * file). */
 TE_API te_status te__fsdp_begin(te_model_shards *s, int is_backward, int accumulates, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)((char *)s - offsetof(te__fsdp_list, shards));
     te_fsdp *f = l->of;
     if (s->has_weights && !te__fsdp_has_weights(l, is_backward)) TE_TRY(te__fsdp_gather(l, ctx));
-    TE_TRY(te_side_stream_join(&f->side[l->slot], ctx)); /* also waits until the slot's last gradients are reduced */
+    TE_TRY(te_side_stream_join(&f->side[l->slot], ctx)); /* also waits for the slot's last reduction */
     l->is_ahead = 0;
     for (int k = 1; s->has_weights && k < f->config.slots; k++) {
         const int next = is_backward ? l->index - k : l->index + k;
@@ -239,7 +243,7 @@ typedef struct te_fsdp_add_args {
 } te_fsdp_add_args;
 enum { TE_FSDP_THREADS = TE_CUDA ? 256 : 1, TE_FSDP_BLOCK = 4096 /* elements */ };
 
-/* Memory traffic: x is read once, y is written once and, with accumulates, read once. */
+/* Memory traffic: x is read once, y is written once and, if a->accumulates is set, read once. */
 TE_FN void te__fsdp_add(const te_fsdp_add_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_FSDP_THREADS, &group);
@@ -261,7 +265,8 @@ TE_IF_USED TE_API te_status te__fsdp_add_to(float *y, const float *x, int64_t co
     a.y = y, a.x = x, a.count = count, a.accumulates = accumulates;
     return count ? te_fsdp_add_launch(ctx, te__grid_of(te_ceil_div(count, TE_FSDP_BLOCK), 1), &a) : TE_OK;
 }
-/* Sum the gradients in the slot of list l over the ranks, and add this rank's part to its shard. */
+/* Sum the gradients in the slot of list l over the ranks, and add this rank's shard of the sums to its stored
+ * gradients. */
 TE_IF_USED TE_API te_status te__fsdp_reduce_now(const te__fsdp_list *l, te_context *ctx) {
     const te_model_shards *s = &l->shards;
     const float *slot = l->model->grads;
@@ -270,8 +275,8 @@ TE_IF_USED TE_API te_status te__fsdp_reduce_now(const te__fsdp_list *l, te_conte
     TE_TRY(te__fsdp_add_to(s->grads, slot + s->rank * s->elements, s->elements, l->accumulates, ctx));
     return te__fsdp_add_to(s->grads + s->elements, slot + behind, l->model->elements - behind, l->accumulates, ctx);
 }
-/* The callback te_watch.is_final, which backward calls for each gradient that is final: after the last gradient of a
- * list, enqueue the reduction on the slot's stream. */
+/* The callback te_watch.is_final, which backward calls once for each gradient, when it is complete. After the last
+ * gradient of a list, this function enqueues the reduction on the slot's stream. */
 TE_IF_USED TE_API te_status te__fsdp_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)w;
     te_side_stream *side = &l->of->side[l->slot];
@@ -283,7 +288,7 @@ TE_IF_USED TE_API te_status te__fsdp_grad_ready(te_watch *w, const te_param *p, 
     te_side_stream_leave(side, ctx);
     return status;
 }
-/* The callback te_watch.allows, which returns whether a backward may run now: it always may. */
+/* The callback te_watch.allows, which returns whether a backward may run now. Here a backward may always run. */
 TE_API te_status te__fsdp_allow_backward(const te_watch *w, const te_model *m, te_context *ctx) {
     return (void)w, (void)m, (void)ctx, TE_OK;
 }
@@ -303,8 +308,8 @@ TE_API void te_fsdp_destroy(te_fsdp *f) {
     free(f->list);
     memset(f, 0, sizeof *f);
 }
-/* Bind list i to its slot. base: the address of the caller's memory; l: the layout of this memory, with the shards of
- * list i. */
+/* Bind list number i, the model m, to its slot and its shards. base: the address of the caller's memory. l: the layout
+ * of this memory, where l->params and l->grads are the shards of list i. */
 TE_IF_USED TE_API te_status te__fsdp_bind(te_fsdp *f, te_model *m, int i, char *base, const te__fsdp_layout *l,
                                           te_context *ctx) {
     te__fsdp_list *list = &f->list[i];
@@ -323,7 +328,7 @@ TE_IF_USED TE_API te_status te__fsdp_bind(te_fsdp *f, te_model *m, int i, char *
     for (int k = 0; k < m->param_count; k++) m->param[k].is_sharded = 1;
     return TE_OK;
 }
-/* Compare the settings that must be the same on all ranks of the data group. */
+/* Return an error if a setting that must be the same on all ranks of the data group is not. */
 TE_API te_status te__fsdp_compare(const te_fsdp *f, te_context *ctx) {
     te_setting same[5];
     double elements = 0;
@@ -351,10 +356,10 @@ TE_IF_USED TE_API te_status te__fsdp_open(te_fsdp *f, char *base, te_model *cons
 }
 /* Bind the models, which te_model_describe has described, to `memory`. The models should be in the order in which
  * forward runs them. memory: target memory of te_fsdp_bytes bytes, aligned to TE_ALIGN. All weights are 0 after this
- * call, so initialise them, or load a checkpoint. All ranks of the data group must call this function with the same
- * models and config, and wait for each other. A data group of one rank is allowed. Errors: null pointers; memory too
- * small or misaligned; a model that is bound already or listed twice, that has tied parameters or weights in another
- * format; a setting that differs between ranks. */
+ * call, so the program must initialise them or load a checkpoint. All ranks of the data group must call this function
+ * with the same models and config, and the ranks wait for each other. A data group of one rank is allowed. Errors: null
+ * pointers; memory too small or misaligned; a model that is bound already or listed twice, or that has tied parameters,
+ * or weights in another dtype than its list (option (weights, f32)); a setting that differs between ranks. */
 TE_IF_USED TE_API te_status te_fsdp_init(te_fsdp *f, void *memory, size_t bytes, te_model *const *models, int count,
                                          const te_fsdp_config *config, te_context *ctx) {
     TE_TRY(te__fsdp_check(models, count, config, ctx));
@@ -370,15 +375,16 @@ TE_IF_USED TE_API te_status te_fsdp_init(te_fsdp *f, void *memory, size_t bytes,
     if (status != TE_OK) te_fsdp_destroy(f);
     return status;
 }
-/* Return the entry of the model m; null if te_fsdp_init did not bind m, or if m was bound again since. */
+/* Return the te__fsdp_list of model m; null if te_fsdp_init did not bind m, or if m has been bound to other memory
+ * since. */
 TE_API te__fsdp_list *te__fsdp_list_of(const te_fsdp *f, const te_model *m) {
     for (int i = 0; f && f->list && m && i < f->count; i++)
         if (f->list[i].model == m && m->shards == &f->list[i].shards) return &f->list[i];
     return 0;
 }
-/* Gather the weights of m. The parameters of m (te_param.data) contain them until a pass or te_fsdp_gather of another
- * list that uses the same slot. All ranks of the data group must call this function. With config.zero 2 the parameters
- * always contain the weights, and the call does nothing. */
+/* Gather the weights of m into the memory of its parameters (te_param.data). The weights stay there until another list
+ * that uses the same slot runs a pass or is gathered. All ranks of the data group must call this function. With
+ * config.zero 2 the parameters always contain the weights, and the function does nothing. */
 TE_API te_status te_fsdp_gather(te_fsdp *f, const te_model *m, te_context *ctx) {
     te__fsdp_list *l = te__fsdp_list_of(f, m);
     TE_TRY(te__check_target(ctx, "te_fsdp_gather"));
@@ -387,9 +393,9 @@ TE_API te_status te_fsdp_gather(te_fsdp *f, const te_model *m, te_context *ctx) 
     TE_TRY(te__fsdp_gather(l, ctx));
     return te_side_stream_join(&f->side[l->slot], ctx);
 }
-/* Copy weights that the caller has written to the parameters of m (te_param.data), by te_model_randomize,
- * te_weights_load or other code, to this rank's shard. All ranks must have written the same values. Errors: another
- * list has been gathered into the slot since te_fsdp_gather. */
+/* Copy the weights from the parameters of m (te_param.data) to this rank's shard, after the program has written them
+ * there with te_model_randomize, te_weights_load or other code. All ranks must have written the same values. Errors:
+ * another list has been gathered into the slot since te_fsdp_gather. */
 TE_API te_status te_fsdp_keep(te_fsdp *f, const te_model *m, te_context *ctx) {
     te__fsdp_list *l = te__fsdp_list_of(f, m);
     TE_TRY(te__check_target(ctx, "te_fsdp_keep"));
@@ -401,8 +407,9 @@ TE_API te_status te_fsdp_keep(te_fsdp *f, const te_model *m, te_context *ctx) {
     TE_TRY(te_copy(ctx, s->params, (const char *)m->params + (size_t)s->rank * bytes, bytes));
     return te__fsdp_copy_remainder(l, 0, ctx);
 }
-/* Make the context's stream wait until the gradients of all backwards so far are reduced. Call this after a step's last
- * backward, before the gradient norm or the optimizer. Errors: a backward has not written all gradients of its list. */
+/* Make the context's stream wait until the gradients of all previous backwards are reduced. Call this function after
+ * the last backward of an optimizer step, before the gradient norm and te_adamw_step. Errors: a backward has not
+ * written all gradients of its list. */
 TE_API te_status te_fsdp_finish(te_fsdp *f, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "te_fsdp_finish"));
     TE_REQUIRE(f && f->list, ctx, TE_ERROR_NULL, "te_fsdp_finish: not initialised");

@@ -8,15 +8,15 @@
  *     TE_TRY(te_grad_norm_run(&norm, &ctx));         // enqueues; norm.result[0] = sum of squares, [1] = norm
  *
  * *norm.norm is a double that is finite if and only if all gradients are finite. The square of an element above about
- * 2^64 does not fit f32; therefore a chunk whose sum of squares overflows is summed once more, with squares that are
- * scaled down.
+ * 2^64 does not fit f32. Therefore, if the sum of a chunk's squares overflows, the chunk is summed a second time, with
+ * the squares scaled down.
  *
  * With several ranks the result is the norm of the whole model. With tensor parallelism each rank sums the squares of
  * its shards' gradients, and rank 0 also includes the gradients of replicated parameters. The sums of all ranks are
- * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h) a rank has reduced gradients only for its
- * own shard; therefore the sums of the data group are gathered and added first. With pipeline parallelism each stage
- * has other models; therefore the sums of the pipeline group are gathered and added last, without the gradients of
- * copies (te_model_mark_copy).
+ * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h), a rank has reduced gradients only for its
+ * own shard; therefore the sums are first gathered and added over the data group. With pipeline parallelism, each stage
+ * has other models; therefore the sums are at last gathered and added over the pipeline group. Gradients of copies
+ * (te_model_mark_copy) are left out.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are
  * divided into chunks of equal size, a block computes the partial sum of each chunk, and a single block adds the
@@ -39,15 +39,16 @@ typedef struct te_grad_norm {
     const te__grad_tensor *tensor; /* [count] */
     const int32_t *first;          /* [count + 1], the index of the first chunk of each tensor */
     double *partial;               /* [chunks], the sum of the squares in each chunk */
-    float *result;                 /* [2]: the sum of squares, and its root; infinity if a value does not fit f32 */
-    double *norm;                  /* the root of the sum of squares, in double; lies after `result` in memory */
+    float *result;                 /* [2]: the sum of squares, and its square root; infinity if the number does not fit
+                                    * f32 */
+    double *norm;                  /* the norm in double; it lies behind `result` in memory */
     int count, chunks;
     double *rank_sums;             /* [max(TE_NORM_MAX_RANKS, zero1.ranks)]: the sum of squares that each rank of a
                                       group has computed */
-    int rank, size;                /* this rank's index in a group, and the number of the group's ranks: of the tensor
-                                    * group or, in the arguments of a kernel, of the group over which the kernel sums */
-    te_zero1 zero1;                /* says which shard of the gradients this rank reads; rank 0 of 1 reads all
-                                      gradients */
+    int rank, size;                /* this rank's index in a group, and the size of the group: the tensor group or, in
+                                    * the arguments of a kernel, the group over which the kernel sums */
+    te_zero1 zero1;                /* which shard of the gradients this rank reads; without ZeRO-1, "rank 0 of 1", which
+                                    * reads all gradients */
 } te_grad_norm;
 
 /* A chunk is 32 KiB, or 8192 elements: 256 lanes, each with two rounds of four 16-byte loads. Chunks of this size are
@@ -57,20 +58,20 @@ enum { TE__NORM_CHUNK = 8192, TE__NORM_THREADS = 256, TE__NORM_LOADS = 4, TE__NO
 enum { TE_NORM_MAX_RANKS = 64 }; /* the largest size of a tensor group, and of a pipeline group */
 static_assert((int)TE_NORM_MAX_RANKS >= (int)TE_PIPELINE_MAX_STAGES, "te_grad_norm.rank_sums");
 
-/* 2^192, by which sums of squares are divided after an overflow. Then even the sum of 2^41 squares of the largest float
- * fits f32. Squares that underflow in this division are negligible compared with a sum that has overflowed. */
+/* 2^192, by which the squares are divided after an overflow. Even the sum of 2^41 squares of the largest float then
+ * fits f32. A square that underflows in this division is negligible compared with a sum that has overflowed. */
 #define TE__NORM_RESCALE 6.277101735386680764e57
 
-/* The sum of squares of a lane's elements of a chunk, computed in double and divided by TE__NORM_RESCALE, so that it
- * fits f32. The loop is simple and slow, because it runs only after an overflow. */
+/* Return the sum of the squares of this lane's elements of a chunk x[n], divided by TE__NORM_RESCALE so that the sum
+ * fits f32. The sum is computed in double. The loop is simple and slow, because it runs only after an overflow. */
 TE_FN float te__grad_norm_rescaled(const float *x, int n, te_lanes lanes) {
     double sum = 0.0;
     for (int i = lanes.id; i < n; i += lanes.count) sum += (double)x[i] * (double)x[i];
     return (float)(sum / TE__NORM_RESCALE);
 }
 
-/* Sums the squares of a chunk. Reads 4 bytes for each element and writes 8 bytes for each chunk, so a lower bound of
- * the time is 4 bytes * elements / read bandwidth. */
+/* Sum the squares of one chunk. All blocks together read 4 bytes for each element and write 8 bytes for each chunk, so
+ * a lower bound of the time is 4 bytes * elements / read bandwidth. */
 TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_THREADS : 1, &group);
@@ -97,8 +98,8 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
         total += (sum[k].v[0] + sum[k].v[1]) + (sum[k].v[2] + sum[k].v[3]);
     te_lanes_sum(&total, 1, &lanes);
     double partial = (double)total;
-    if (!(total <= 3.402823466e38f)) { /* overflow or NaN; all lanes have the same total, so all take this branch or
-                                          none */
+    if (!(total <= 3.402823466e38f)) { /* overflow or NaN. All lanes have the same total, so all lanes take the same
+                                        * branch */
         total = te__grad_norm_rescaled(x, n, lanes);
         te_lanes_sum(&total, 1, &lanes);
         partial = (double)total * TE__NORM_RESCALE;
@@ -107,7 +108,8 @@ TE_FN void te__grad_norm_body(const te_grad_norm *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te__grad_norm_partial, TE__NORM_THREADS, 1, te_grad_norm, te__grad_norm_body(te_args, te_at))
 
-/* Adds the partial sums of all chunks. Each lane adds in double, because there may be a million chunks. */
+/* Add the partial sums of all chunks. Each lane adds in double, because a float would lose precision over a million
+ * chunks. */
 TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
     int group;
     te_lanes lanes = te_lanes_here(TE_CUDA ? TE__NORM_SUM_THREADS : 1, &group);
@@ -129,11 +131,11 @@ TE_FN void te__grad_norm_sum_body(const te_grad_norm *a) {
 TE_KERNEL_IF_USED(te__grad_norm_sum, TE__NORM_SUM_THREADS, 1, te_grad_norm, te__grad_norm_sum_body(te_args))
 
 /* The norm over several ranks is computed in three steps: each rank stores its sum of squares (te__grad_norm_put_rank),
- * an all-gather exchanges these sums, and each rank adds all of them (te__grad_norm_sum_ranks). */
+ * an all-gather exchanges the ranks' sums, and each rank adds the sums of all ranks (te__grad_norm_sum_ranks). */
 
 /* Stores this rank's sum of squares. */
 TE_FN void te__grad_norm_put_rank_body(const te_grad_norm *a) { a->rank_sums[a->rank] = *a->norm * *a->norm; }
-/* Adds the sums of squares of all ranks, and computes the norm. */
+/* Add the sums of squares of all ranks, and compute the norm. */
 TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
     double sum = 0.0;
     for (int i = 0; i < a->size; i++) sum += a->rank_sums[i];
@@ -143,7 +145,7 @@ TE_FN void te__grad_norm_sum_ranks_body(const te_grad_norm *a) {
 TE_KERNEL_IF_USED(te__grad_norm_put_rank, 1, 1, te_grad_norm, te__grad_norm_put_rank_body(te_args))
 TE_KERNEL_IF_USED(te__grad_norm_sum_ranks, 1, 1, te_grad_norm, te__grad_norm_sum_ranks_body(te_args))
 
-/* The offset of each part of the norm's memory, and the number of tensors. */
+/* The layout of the memory of a te_grad_norm: the offset of each part in bytes, and the number of tensors. */
 typedef struct te__grad_norm_layout { size_t table, table_bytes, partial, bytes; int tensors; } te__grad_norm_layout;
 
 TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -162,7 +164,7 @@ TE_API te__grad_norm_layout te__grad_norm_layout_of(te_model *const *models, int
 TE_API size_t te__grad_norm_bytes(te_model *const *models, int count, te_zero1 zero1) {
     return te__grad_norm_layout_of(models, count, zero1).bytes;
 }
-/* Bytes of target memory that te_grad_norm_init needs for these models. */
+/* Return the bytes of target memory that te_grad_norm_init needs for these models. */
 TE_API size_t te_grad_norm_bytes(te_model *const *models, int count) {
     return te__grad_norm_bytes(models, count, te_zero1_of(0, 1));
 }
@@ -183,8 +185,7 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     int32_t *first = (int32_t *)(rows + l.tensors);
     te_zero1_iter it = te_zero1_iter_of(models, count, zero1);
     int t = 0;
-    for (first[0] = 0; te_zero1_next(&it); t++) { /* an element that several ranks hold counts only on the first of
-                                                     them */
+    for (first[0] = 0; te_zero1_next(&it); t++) { /* an element that several ranks hold counts on one rank only */
         const int counts = (!it.is_replicated || !zero1.rank) && !it.param->is_copy;
         const int64_t owned = te_shard_layout_of(it.param, group).owned - it.from;
         rows[t].grad = te__grad_at(models[it.model], it.param, it.from);
@@ -206,16 +207,15 @@ TE_API te_status te__grad_norm_init(te_grad_norm *norm, void *memory, size_t byt
     norm->zero1 = zero1;
     return TE_OK;
 }
-/* Initialise *norm for the models' gradients as they are bound now. memory: target memory of te_grad_norm_bytes bytes,
- * aligned to TE_ALIGN. Waits for the stream. Errors: null pointers, a model without gradients or listed twice, memory
- * too small or misaligned. */
+/* Initialise *norm for the gradients of these models, which must be bound. memory: target memory of te_grad_norm_bytes
+ * bytes, aligned to TE_ALIGN. Waits for the stream. Errors: null pointers, a model without gradients or listed twice,
+ * memory too small or misaligned. */
 TE_API te_status te_grad_norm_init(te_grad_norm *norm, void *memory, size_t bytes, te_model *const *models, int count,
                                    te_context *ctx) {
     return te__grad_norm_init(norm, memory, bytes, models, count, te_zero1_of(0, 1), ctx);
 }
 
-/* Enqueue the kernels that replace *norm->norm, which is this rank's norm, by the norm over all ranks of the group
- * g. */
+/* Enqueue the kernels that replace this rank's norm, *norm->norm, by the norm over all ranks of the group g. */
 TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, const te_group *g, te_context *ctx) {
     te_grad_norm a = *norm;
     a.rank = g->rank, a.size = g->size;
@@ -227,8 +227,8 @@ TE_IF_USED TE_API te_status te__grad_norm_over_ranks(const te_grad_norm *norm, c
 }
 
 /* Enqueue the kernels that compute the norm. norm->result[0] becomes the sum of the squares of all gradients,
- * norm->result[1] the root of this sum, and *norm->norm the root in double. With CUDA te_grad_norm_run is a function
- * template; its address is `&te_grad_norm_run<>`. */
+ * norm->result[1] the norm (the square root of this sum), and *norm->norm the norm in double. With CUDA
+ * te_grad_norm_run is a function template; its address is `&te_grad_norm_run<>`. */
 TE_IF_USED TE_API te_status te_grad_norm_run(const te_grad_norm *norm, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "gradient norm"));
     TE_REQUIRE(norm && norm->result, ctx, TE_ERROR_NULL, "gradient norm: not initialised");

@@ -1,7 +1,7 @@
 /* init.h -- starting values for parameters.
  *
  * Do this:
- *     TE_TRY(te_model_randomize(&block.model, 0.02f, seed, 100, &ctx));      // weights normal, gammas 1, biases 0
+ *     TE_TRY(te_model_randomize(&block.model, 0.02f, seed, 100, &ctx));      // weights normal, norms 1, biases 0
  *     TE_TRY(te_param_normal(&block.proj.weight, 0.02f / sqrtf(2.0f * layers), seed, 7, &ctx));
  */
 #ifndef TE_OPTIM_INIT_H
@@ -10,14 +10,14 @@
 #include "../core/tensor_kernels.h"  /* te_fill_normal */
 #include "../plan/bind.h"  /* te__check_writable */
 
-/* Fill a parameter with numbers from normal(mean, std). If the seed is the same on all ranks, each shard of a parameter
- * gets the numbers that the same elements would get in the unsharded parameter. */
+/* Fill a parameter with numbers from the normal distribution (mean, std). An element of a sharded parameter gets the
+ * same number as in the unsharded parameter, if the seed is the same on all ranks. */
 TE_IF_USED TE_API te_status te__param_fill(te_param *p, float mean, float std, uint64_t seed, uint32_t stream,
                                            te_context *ctx) {
     const te_group *g = te_tensor_group(ctx);
     const te_shard_layout s = te_shard_layout_of(p, g);
-    if (p->shard == TE_SHARD_rows) { /* the shard consists of the same columns of every row, and one call fills these
-                                      * columns in all rows */
+    if (p->shard == TE_SHARD_rows) { /* the shard has some columns of every row; one call fills these columns in all
+                                      * rows */
         const te__normal_part part = te__normal_part_of(p->rows, p->cols, g->rank * p->cols, g->size * p->cols);
         TE_TRY(te__fill_normal_part(p->data, p->dtype, part, mean, std, seed, stream, ctx));
         return te__param_written(p, ctx), TE_OK;
@@ -31,7 +31,7 @@ TE_IF_USED TE_API te_status te__param_fill(te_param *p, float mean, float std, u
     }
     return TE_OK;
 }
-/* Fill a parameter with numbers from normal(0, std), rounded to its dtype. */
+/* Fill a parameter with numbers from the normal distribution (0, std), rounded to the parameter's dtype. */
 TE_IF_USED TE_API te_status te_param_normal(te_param *p, float std, uint64_t seed, uint32_t stream,
                                             te_context *ctx) {
     TE_REQUIRE(p && p->data, ctx, TE_ERROR_NULL, "te_param_normal: the parameter is null or not bound");
@@ -40,7 +40,7 @@ TE_IF_USED TE_API te_status te_param_normal(te_param *p, float std, uint64_t see
     TE_REQUIRE(fabsf(std) <= 3.402823466e38f, ctx, TE_ERROR_VALUE, "te_param_normal: std is %g", (double)std);
     return te__param_fill(p, 0, std, seed, stream, ctx);
 }
-/* The mean of a parameter's initial values. */
+/* Return the mean of a parameter's initial values. */
 TE_API float te__init_constant(te_init init) {
     switch (init) {
         case TE_INIT_one: return 1.0f;
@@ -50,8 +50,8 @@ TE_API float te__init_constant(te_init init) {
         default: return 0.0f;
     }
 }
-/* Initialise every parameter as its op declares: weights from normal(0, std), gammas 1 (0 if zero-centred), biases 0.
- * Parameter i draws from random stream `stream` + i. */
+/* Initialise every parameter of m as its op declares: weights from the normal distribution (0, std), the gains of norms
+ * 1 (0 if the norm adds 1 to the gain), biases 0. Parameter i draws from the random stream number stream + i. */
 TE_IF_USED TE_API te_status te_model_randomize(const te_model *m, float std, uint64_t seed, uint32_t stream,
                                                te_context *ctx) {
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,

@@ -1,8 +1,9 @@
-/* loss_scale.h -- dynamic loss scaling, for training in f16. Gradients below 6e-8 are 0 in f16, and those above 65504
- * are infinite. So backward computes the gradients of loss * scale, and the optimizer divides them by the scale again.
- * A step whose gradients have an infinity or a NaN is skipped, and the scale is halved; after 2000 steps in a row that
- * were not skipped the scale is doubled (Micikevicius et al., "Mixed precision training", ICLR 2018; the defaults are
- * those of PyTorch's GradScaler). The scale lies in target memory, so that a captured graph of a step can be replayed.
+/* loss_scale.h -- dynamic loss scaling, for training in f16. Gradients below 6e-8 are 0 in f16, and gradients above
+ * 65504 are infinite. So backward computes the gradients of loss * scale, and the optimizer divides the gradients by
+ * the scale. If the gradients have an infinity or a NaN, the optimizer step is skipped, and the scale is halved; after
+ * 2000 steps in a row without a skip, the scale is doubled (Micikevicius et al., "Mixed precision training", ICLR 2018;
+ * the defaults are those of PyTorch's GradScaler). The scale lies in target memory, so that a captured graph of a step
+ * can be replayed.
  *
  * Do this:
  *     te_loss_scale_config config = te_loss_scale_defaults();
@@ -12,8 +13,8 @@
  *     ... forward, backward, te_adamw_step, as without loss scaling
  *
  * To average the loss over the labels that are not ignored (te_count_labels), set batch.loss_count to the result of
- * te_loss_scaler_count instead. If a list does not end in a loss, the caller must multiply dy by the scale
- * (te_loss_scaler_get).
+ * te_loss_scaler_count instead. If a list of ops does not end in a loss, the program must multiply dy, the gradient of
+ * the list's output, by the scale (te_loss_scaler_get).
  */
 #ifndef TE_LOSS_SCALE_H
 #define TE_LOSS_SCALE_H
@@ -22,8 +23,8 @@
 
 typedef struct te_loss_scale_config {
     float scale;             /* the first scale */
-    float growth, backoff;   /* the scale is multiplied by `growth` after `interval` steps in a row that were not
-                              * skipped, and by `backoff` after each skipped step */
+    float growth, backoff;   /* the scale is multiplied by `growth` after `interval` steps in a row without a skip, and
+                              * by `backoff` after each skipped step */
     int interval;
 } te_loss_scale_config;
 
@@ -43,11 +44,11 @@ typedef struct te_loss_scale_state {
 
 typedef struct te_loss_scaler { te_loss_scale_state *state; /* target memory */ } te_loss_scaler;
 
-/* The scale stays between these limits, in which it and its inverse are normal numbers. */
+/* The limits of the scale. Between them, the scale and its inverse are normal (not subnormal) numbers. */
 #define TE_LOSS_SCALE_MIN 5.421010862427522e-20f /* 2^-64 */
 #define TE_LOSS_SCALE_MAX 1.8446744073709552e19f /* 2^64 */
 
-/* Update the scale after a step whose gradients were all finite (finite 1) or were not (0). One thread of the device
+/* Update the scale after an optimizer step. finite: 1 if all gradients were finite, else 0. One thread of the device
  * calls this function. */
 TE_BOTH void te__loss_scale_update(te_loss_scale_state *s, int finite) {
     float scale = s->scale;
@@ -58,20 +59,21 @@ TE_BOTH void te__loss_scale_update(te_loss_scale_state *s, int finite) {
     s->inverse = 1.0f / s->scale;
 }
 
-/* Return whether a run can continue with this scale, `good` steps after it last changed. */
+/* Return whether a run can continue with this scale, and with `good` as the number of steps since the scale last
+ * changed. */
 TE_API int te__loss_scale_valid(float scale, int64_t good) {
     return scale >= TE_LOSS_SCALE_MIN && scale <= TE_LOSS_SCALE_MAX && good >= 0 && good < INT32_MAX;
 }
-/* Bytes of target memory that te_loss_scaler_init needs. */
+/* Return the bytes of target memory that te_loss_scaler_init needs. */
 TE_API size_t te_loss_scaler_bytes(void) { return (size_t)te_round_up((int64_t)sizeof(te_loss_scale_state), TE_ALIGN); }
 TE_API te_status te__loss_scaler_check(const te_loss_scaler *s, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(s && s->state, ctx, TE_ERROR_NULL, "%s: the loss scaler is null or not initialised", who);
     return TE_OK;
 }
-/* Initialises the scaler. memory: target memory of te_loss_scaler_bytes bytes, aligned to TE_ALIGN. Waits for the
- * stream. Errors: TE_ERROR_NULL, TE_ERROR_MEMORY, TE_ERROR_ALIGNMENT; TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64,
- * a growth below 1, a backoff that is not between 0 and 1, an interval below 1. */
+/* Initialise the loss scaler *s. memory: target memory of te_loss_scaler_bytes bytes, aligned to TE_ALIGN. Waits for
+ * the stream. Errors: TE_ERROR_NULL, TE_ERROR_MEMORY, TE_ERROR_ALIGNMENT; TE_ERROR_VALUE: a scale outside of 2^-64 to
+ * 2^64, a growth below 1, a backoff that is not between 0 and 1, an interval below 1. */
 TE_API te_status te_loss_scaler_init(te_loss_scaler *s, void *memory, size_t bytes, const te_loss_scale_config *config,
                                      te_context *ctx) {
     te_loss_scale_state first;
@@ -97,7 +99,7 @@ TE_API te_status te_loss_scaler_init(te_loss_scaler *s, void *memory, size_t byt
     s->state = (te_loss_scale_state *)memory;
     return TE_OK;
 }
-/* The address of 1 / scale in target memory, for te_batch.loss_count. */
+/* Return the address of 1 / scale in target memory, for te_batch.loss_count. */
 TE_API const float *te_loss_scaler_inverse(const te_loss_scaler *s) { return s && s->state ? &s->state->inverse : 0; }
 
 typedef struct te__loss_scaler_count_args {
@@ -107,12 +109,12 @@ typedef struct te__loss_scaler_count_args {
 } te__loss_scaler_count_args;
 TE_FN void te__loss_scaler_count_body(const te__loss_scaler_count_args *a) {
     const float count = *a->count;
-    /* if no label counts, the number of labels is taken as 1, as in te_mean_loss */
+    /* if all labels are ignored, the count is taken as 1, as in te_mean_loss */
     *a->to = (count > 0.0f ? count : 1.0f) * a->state->inverse;
 }
 TE_KERNEL_IF_USED(te__loss_scaler_count, 1, 1, te__loss_scaler_count_args, te__loss_scaler_count_body(te_args))
-/* Stores count[0] / scale in to[0], for te_batch.loss_count. count: the result of te_count_labels; both are target
- * memory. Enqueues its work. */
+/* Enqueue a kernel that stores count[0] / scale in to[0], for te_batch.loss_count. count: the result of
+ * te_count_labels. `to` and `count` are in target memory. */
 TE_IF_USED TE_API te_status te_loss_scaler_count(float *to, const float *count, const te_loss_scaler *s,
                                                       te_context *ctx) {
     te__loss_scaler_count_args a;
@@ -122,16 +124,17 @@ TE_IF_USED TE_API te_status te_loss_scaler_count(float *to, const float *count, 
     a.state = s->state, a.count = count, a.to = to;
     return te__loss_scaler_count_launch(ctx, te__grid_of(1, 1), &a);
 }
-/* Reads the state, for a progress line or to save it without a checkpoint. Waits for the stream. */
+/* Copy the scaler's state to *state in host memory, for a progress line, or to save the state without a checkpoint.
+ * Waits for the stream. */
 TE_API te_status te_loss_scaler_get(te_loss_scale_state *state, const te_loss_scaler *s, te_context *ctx) {
     TE_TRY(te__loss_scaler_check(s, "te_loss_scaler_get", ctx));
     TE_REQUIRE(state, ctx, TE_ERROR_NULL, "te_loss_scaler_get: the state is null");
     TE_TRY(te_copy(ctx, state, s->state, sizeof *state));
     return te_synchronize(ctx);
 }
-/* Sets the scale, and the number of steps since it last changed, to values that te_loss_scaler_get has read before;
- * te_checkpoint_load does this for the optimizer's scaler. Waits for the stream. Errors: TE_ERROR_VALUE: a scale
- * outside of 2^-64 to 2^64, a number of steps that is negative or INT32_MAX. */
+/* Set the scale, and the number of steps since the scale last changed, to values that te_loss_scaler_get has read
+ * before. te_checkpoint_load calls this function for the optimizer's loss scaler. Waits for the stream. Errors:
+ * TE_ERROR_VALUE: a scale outside of 2^-64 to 2^64, a number of steps that is negative or INT32_MAX. */
 TE_API te_status te_loss_scaler_set(const te_loss_scaler *s, float scale, int good, te_context *ctx) {
     te_loss_scale_state now;
     TE_TRY(te_loss_scaler_get(&now, s, ctx));

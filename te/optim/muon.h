@@ -11,9 +11,10 @@
  *     five times:  A = X X^T,  B = b A + c A A,  X = a X + B X             (a, b, c) = (3.4445, -4.7750, 2.0315)
  *     p -= lr (size X + decay p),  size = sqrt(max(1, rows / cols)), or 0.2 sqrt(max(rows, cols)) if match_rms
  *
- * Let s be the smaller and l the larger side of X. A and B are s x s: if X has more rows than columns, A = X^T X and
- * X = a X + X B. The products are in bf16, or in f32 if the model is f32. The products of an iteration take 4 s^2 l +
- * 2 s^3 flops, and most of the update's time; all other kernels together read and write 24 bytes for each element.
+ * Let s be the smaller and l the larger side of X. A and B are s x s. So if X has more rows than columns, the formulas
+ * are A = X^T X and X = a X + X B. The three matrix products of an iteration take 4 s^2 l + 2 s^3 flops, and most of
+ * the update's time; they are in bf16, or in f32 if the model is f32. All other kernels together read and write 24
+ * bytes for each element.
  */
 #ifndef TE_MUON_H
 #define TE_MUON_H
@@ -28,8 +29,9 @@
 #define TE_MUON_EPS 1e-7f
 enum { TE_MUON_STEPS = 5 };
 
-/* The default choice of matrices: the weights of linear layers, except the output layer; embedding tables (of tokens or
- * positions) are not chosen. The output layer is the last op that has a matrix, in a list that ends with the loss. */
+/* The default function that selects the matrices for Muon: it returns 1 for the weights of linear layers, except the
+ * output layer, and 0 for embedding tables (of tokens or positions). The output layer is the last op with a matrix in a
+ * list of ops that ends with the loss. */
 TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
     const te_plan *plan = model->plan;
     const te_op *op = te__op_of_param(model, p);
@@ -41,8 +43,8 @@ TE_API int te_muon_matrices(const te_model *model, const te_param *p) {
             if (op->param[k].rows > 1) return 1;
     return 0;
 }
-/* The rule that updates this parameter. Muon updates only matrices, even if the caller's function `takes` selects other
- * parameters. */
+/* Return the rule that updates parameter p. Muon updates only matrices, even if the caller's function `takes` selects
+ * other parameters; AdamW updates the rest. */
 TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model *model, const te_param *p) {
     if (rule != TE_RULE_muon) return rule;
     return p->rows > 1 && p->cols > 1 && (takes ? takes : te_muon_matrices)(model, p) ? TE_RULE_muon : TE_RULE_adamw;
@@ -50,15 +52,15 @@ TE_API te_rule te__param_rule(te_rule rule, te_muon_takes takes, const te_model 
 
 /* ---- memory and products of the iteration ------------------------------------------------------------------------ */
 
-/* The memory that the iterations use. The optimizer's matrices are updated one after the other, so all use the same
- * memory. */
+/* The memory of the Newton-Schulz iterations. The matrices are updated one after the other, so all matrices use the
+ * same memory. */
 typedef struct te__muon {
-    void *x[2];     /* memory for X and for the X of the next iteration, in the dtype of the GEMMs. Each is as large
-                     * as the largest matrix */
+    void *x[2];     /* X, and the X of the next iteration, in the dtype of the GEMMs. Each buffer is as large as the
+                     * largest matrix */
     void *a, *b;    /* A and B, [s, s] */
     float *scratch; /* on the host, the workspace of the GEMMs */
-    float *partial; /* [chunks]: the sum of the squares of u, the update before the iterations, in each chunk */
-    float *factor;  /* [count]: for each matrix, 1 / (|u| + eps), where u is its update before the iterations */
+    float *partial; /* [chunks]: for each chunk, the sum of the squares of u (see the head of this file) */
+    float *factor;  /* [count]: for each matrix, 1 / (|u| + 1e-7) */
 } te__muon;
 typedef struct te__muon_sizes { int64_t x, a, scratch; } te__muon_sizes; /* bytes of te__muon.x[0], a and scratch */
 
@@ -78,8 +80,8 @@ TE_API te__muon_products te__muon_products_of(int64_t rows, int64_t cols, te_dty
     p.gram.out = p.poly.out = p.next.out = dtype;
     return p;
 }
-/* Enlarge *sizes, the sizes of the memory that the Newton-Schulz iterations use, so that the memory suffices for matrix
- * p, too. */
+/* Enlarge *sizes, the sizes of the memory of the Newton-Schulz iterations, so that this memory suffices for matrix p,
+ * too. */
 TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtype dtype) {
     const te__muon_products g = te__muon_products_of(p->rows, p->cols, dtype);
     const int64_t bytes = (int64_t)te_dtype_bytes(dtype);
@@ -89,8 +91,8 @@ TE_API void te__muon_sizes_add(te__muon_sizes *sizes, const te_param *p, te_dtyp
     for (int i = 0; i < 3; i++)
         sizes->scratch = te_max(sizes->scratch, (int64_t)(te__gemm_scratch(all[i]) * sizeof(float)));
 }
-/* Return an error if the matrix is sharded over the tensor group, or if the GEMMs do not support its sizes. On CUDA
- * this also selects the GEMMs' algorithms, so that the first step does not have to select them. */
+/* Return an error if the matrix p is sharded over the tensor group, or if the GEMMs do not support its sizes. On CUDA,
+ * this function also selects the GEMMs' algorithms, so that the first optimizer step need not select them. */
 TE_API te_status te__muon_check(const te_param *p, te_dtype dtype, te_context *ctx) {
     TE_REQUIRE(p->shard == TE_SHARD_none || te_tensor_group(ctx)->size == 1, ctx, TE_ERROR_VALUE,
                "adamw: muon needs all of %s.%s, of which the ranks of the tensor group have a part each; leave it to "
@@ -118,10 +120,9 @@ typedef struct te__muon_args {
 TE_FN float te__muon_update(float g, float m, const te_adamw_config *c) {
     return c->nesterov ? g + c->momentum * m : m;
 }
-/* For all matrices in one launch: updates the momentum m, and sums the squares of u, the update before the
- * Newton-Schulz iterations, over each chunk. Reads 8 bytes for each element and writes 4. If the sum of all squares of
- * a matrix does not fit f32, the factor 1 / |u| becomes 0, so the iterations' input X = u / |u| is 0 for this
- * matrix. */
+/* Update the momentum m of all matrices in one launch, and sum the squares of u (the update before the Newton-Schulz
+ * iterations) over each chunk. Reads 8 bytes for each element and writes 4. If a matrix's sum of squares does not fit
+ * f32, its factor 1 / |u| becomes 0, and so does the input of its iterations, X = u / |u|. */
 TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -152,8 +153,8 @@ TE_FN void te__muon_momentum_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_momentum, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_momentum_body(te_args, te_at))
 
-/* Computes 1 / (|u| + eps) for each matrix, where u is its update before the iterations. There is one block for each
- * tensor, which adds the sums of the tensor's chunks in a fixed order. */
+/* Compute 1 / (|u| + 1e-7) for each matrix, where u is the matrix's update before the Newton-Schulz iterations. One
+ * block adds the chunk sums of one matrix, in a fixed order. */
 TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -167,8 +168,8 @@ TE_FN void te__muon_norm_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_norm, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_norm_body(te_args, te_at))
 
-/* For one matrix: X = u / |u|, where u is the matrix's update before the Newton-Schulz iterations. Reads m and, for
- * Nesterov's momentum, the gradient, 4 bytes each for an element, and writes 2 bytes. */
+/* Compute X = u / |u| for one matrix, where u is the matrix's update before the Newton-Schulz iterations. For each
+ * element, reads 4 bytes of m (and 4 bytes of the gradient with Nesterov's momentum), and writes 2 bytes. */
 TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -184,7 +185,7 @@ TE_FN void te__muon_normalize_body(const te__muon_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_muon_normalize, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_normalize_body(te_args, te_at))
 
-/* For one matrix: p -= lr (size X + decay p). Reads 6 bytes for each element and writes 6. */
+/* Update one matrix: p -= lr (size X + decay p). Reads 6 bytes for each element and writes 6. */
 TE_FN void te__muon_apply_body(const te__muon_args *a, te_block b) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -203,9 +204,9 @@ TE_KERNEL_IF_USED(te_muon_apply, TE__ADAMW_THREADS, 1, te__muon_args, te__muon_a
 
 /* ---- the update of a matrix -------------------------------------------------------------------------------------- */
 
-/* Enqueue the Newton-Schulz iterations, which replace the singular values of X, at most 1, by values between 0.7 and
- * 1.2. Singular values below 0.001 grow by a factor of 3.4 in each iteration, and so do not reach 0.7. Before the
- * iterations X is in u->x[0], after them in u->x[TE_MUON_STEPS % 2]. */
+/* Enqueue the Newton-Schulz iterations for one matrix. They replace each singular value of X, which is at most 1, by a
+ * value between 0.7 and 1.2. Singular values below 0.001 do not reach 0.7, because they grow only by a factor of 3.4 in
+ * each iteration. X is in u->x[0] before the iterations, and in u->x[TE_MUON_STEPS % 2] after them. */
 TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows, int64_t cols, te_dtype dtype,
                                                 te_context *ctx) {
     te__muon_products p = te__muon_products_of(rows, cols, dtype);
@@ -222,8 +223,8 @@ TE_IF_USED TE_API te_status te__muon_orthogonal(const te__muon *u, int64_t rows,
     }
     return TE_OK;
 }
-/* Update tensor number a->tensor, the matrix p. The matrix's momentum, and the norm of u, its update before the
- * iterations, must have been computed before. */
+/* Enqueue the update of matrix p, which is tensor number a->tensor. Its momentum, and the norm of its update before the
+ * Newton-Schulz iterations, must have been computed by kernels enqueued before. */
 TE_IF_USED TE_API te_status te__muon_matrix(te__muon_args *a, const te_param *p, te_dtype model, te_context *ctx) {
     const double rows = (double)p->rows, cols = (double)p->cols;
     const te_grid grid = te__grid_of(te_ceil_div(p->rows * p->cols, TE__ADAMW_CHUNK), 1);

@@ -6,7 +6,7 @@
  *     while (te_params_next(&it)) use(it.param, it.model);      // leaves out tied and frozen parameters
  *
  *     te_param_group groups[3];
- *     groups[0] = te_param_group_of(0, "embedding", 0), groups[0].lr = 0.1f;     // op, kind of op, field; 0: any
+ *     groups[0] = te_param_group_of(0, "embedding", 0), groups[0].lr = 0.1f;     // op, kind, field; 0 matches any
  *     groups[1] = te_param_group_of("proj", 0, "weight"), groups[1].weight_decay = 0.0f;
  *     groups[2] = te_param_group_of(0, 0, "bias"), groups[2].lr = 2.0f;
  *     config.groups = groups, config.group_count = 3;                            // config: a te_adamw_config, any rule
@@ -17,18 +17,18 @@
 #ifndef TE_PARAM_GROUPS_H
 #define TE_PARAM_GROUPS_H
 
-#include "../core/target.h"  /* te_chunk_tensor, TE_KERNEL, for the files that include this one */
+#include "../core/target.h"  /* te_chunk_tensor, TE_KERNEL; adamw.h and others need them */
 #include "../plan/freeze.h" /* te_model, te_param, te_freeze */
 
 /* ---- iterating over parameters ----------------------------------------------------------------------------------- */
 
-/* Visits the parameters of several models in list order. Tied parameters are left out, because their memory belongs to
- * another parameter, and so are frozen ones. */
+/* An iterator over the parameters of several models, in the order of their lists of ops. Frozen parameters are left
+ * out, and tied parameters too, because their memory belongs to another parameter. */
 typedef struct te_param_iter {
     te_model *const *models;
     int count;
-    int model, index; /* model: the index of the current parameter's model; index: the parameter's index in that model's
-                         table */
+    int model, index; /* model: the index of the current parameter's model; index: the parameter's index in
+                       * te_model.param */
     te_param *param;  /* the current parameter */
 } te_param_iter;
 
@@ -37,7 +37,7 @@ TE_API te_param_iter te_params_of(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0, it.model = 0, it.index = -1, it.param = 0;
     return it;
 }
-/* Go to the next parameter. Returns 0 if there is none. */
+/* Go to the next parameter. Returns 0 if no parameter is left. */
 TE_API int te_params_next(te_param_iter *it) {
     for (; it->model < it->count; it->model++, it->index = -1)
         while (it->models[it->model] && ++it->index < it->models[it->model]->param_count) {
@@ -47,9 +47,8 @@ TE_API int te_params_next(te_param_iter *it) {
     return 0;
 }
 
-/* A hash of the addresses of all parameters and gradients. It shows whether a table in target memory that contains such
- * addresses is stale: if the hash has changed since the table was made, a model was bound to other memory,
- * or other parameters were frozen. */
+/* Return a hash of the addresses of all parameters and gradients. If the hash has changed since a table of these
+ * addresses was made, the table is stale: a model was bound to other memory, or other parameters were frozen. */
 TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te_param_iter it = te_params_of(models, count);
@@ -58,14 +57,14 @@ TE_API uint64_t te__params_fingerprint(te_model *const *models, int count) {
     return hash;
 }
 
-/* The sum of the counts of writes to all parameters. It grows with each write. */
+/* Return the number of writes to all parameters of the models so far. Each te_param counts the writes to its memory. */
 TE_API uint64_t te__params_writes(te_model *const *models, int count) {
     uint64_t sum = 0;
     te_param_iter it = te_params_of(models, count);
     while (te_params_next(&it)) sum += it.param->written;
     return sum;
 }
-/* Count a write to each of the parameters. */
+/* Count one write to every parameter of the models. */
 TE_API void te__params_written(te_model *const *models, int count, te_context *ctx) {
     te_param_iter it = te_params_of(models, count);
     while (te_params_next(&it)) te__param_written(it.param, ctx);
@@ -73,15 +72,15 @@ TE_API void te__params_written(te_model *const *models, int count, te_context *c
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Lay out a buffer part by part. Each call returns the offset of a new part of `bytes` bytes, which is the old *end,
- * and adds `bytes`, rounded up to a multiple of TE_ALIGN, to *end. */
+/* Lay out a buffer part by part. *end: the size of the buffer so far. Each call appends a part of `bytes` bytes,
+ * rounded up to a multiple of TE_ALIGN, and returns the part's offset. */
 TE_API size_t te__suballocate(size_t *end, size_t bytes) {
     const size_t start = *end;
     *end += (bytes + TE_ALIGN - 1) / TE_ALIGN * TE_ALIGN;
     return start;
 }
-/* Check that the context is of this target, and that each model is bound, has not been copied since it was bound, and
- * is listed once. */
+/* Check that the context is for this target (CUDA or host). Check that each model is bound, has not been copied in
+ * memory since it was bound, and is listed only once. */
 TE_API te_status te__models_bound(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(count >= 0, ctx, TE_ERROR_SHAPE, "%s: %d models", who, count);
@@ -98,8 +97,8 @@ TE_API te_status te__models_bound(te_model *const *models, int count, const char
     }
     return TE_OK;
 }
-/* Check everything that an optimizer requires of its models: that they are bound with gradients, aligned, and each
- * listed once, and that they have at most 2^41 elements in all. */
+/* Check what an optimizer requires of its models: each model is bound to aligned memory, has gradients, and is listed
+ * only once, and all models together have at most 2^41 elements. */
 TE_API te_status te__models_check(te_model *const *models, int count, const char *who, te_context *ctx) {
     TE_TRY(te__models_bound(models, count, who, ctx));
     const int64_t max_elements = INT64_C(1) << 41;
@@ -147,15 +146,16 @@ TE_API te_status te__memory_check(const void *memory, size_t bytes, size_t neede
 #define TE_DECAY_OF_CONFIG (-1.0f) /* the value of te_param_group.weight_decay that selects the weight decay of the
                                     * te_adamw_config */
 
-/* A function that the caller provides. Returns whether the group contains the parameter p. */
+/* The type of a function that the program provides: it returns whether the group contains the parameter p. */
 typedef int (*te_group_takes)(const te_model *model, const te_param *p);
 
-/* A group matches a parameter if all criteria that are not null hold for the parameter. */
+/* A group of parameters. A parameter p belongs to the group if op, kind and field match p, and takes(model, p) is 1; a
+ * criterion that is null matches every parameter. */
 typedef struct te_param_group {
-    const char *op, *kind, *field; /* the name and the kind of the parameter's op, and the parameter's field, such as
-                                    * "proj", "linear", "weight"; null matches any */
+    const char *op, *kind, *field; /* the name of the parameter's op, the op's kind, and the parameter's name in the op,
+                                    * such as "proj", "linear", "weight"; null matches any */
     te_group_takes takes;          /* null: any parameter */
-    float lr;                      /* the group's learning rate is the schedule's times lr */
+    float lr;                      /* factor: the group's learning rate is the schedule's times lr */
     float weight_decay;            /* the weight decay of the group's parameters, including those with a single row.
                                       TE_DECAY_OF_CONFIG: the group does not change the weight decay */
 } te_param_group;
@@ -166,8 +166,8 @@ TE_API te_param_group te_param_group_of(const char *op, const char *kind, const 
     return g;
 }
 
-/* The op that a parameter belongs to. Null: no op of the plan has the name p->op; this happens if the caller made the
- * model's table of parameters by hand. */
+/* Return the op that parameter p belongs to. The result is null if no op has the name p->op, which can only happen if
+ * the program has filled in te_model.param itself. */
 TE_API const te_op *te__op_of_param(const te_model *m, const te_param *p) {
     for (int i = 0; i < m->plan->op_count; i++)
         if (!strcmp(m->plan->op[i].name, p->op)) return &m->plan->op[i];
@@ -179,7 +179,7 @@ TE_API int te__group_has(const te_param_group *g, const te_model *m, const te_pa
     if (g->kind && (!op || strcmp(op->kind, g->kind))) return 0;
     return !g->takes || g->takes(m, p);
 }
-/* Return the group that p belongs to, which is the first group that contains p; null if no group contains p. */
+/* Return the first of the groups that contains parameter p; null if no group contains p. */
 TE_API const te_param_group *te__group_of(const te_param_group *groups, int count, const te_model *m,
                                           const te_param *p) {
     for (int i = 0; i < count; i++)
@@ -187,7 +187,7 @@ TE_API const te_param_group *te__group_of(const te_param_group *groups, int coun
     return 0;
 }
 
-/* Whether the group matches at least one parameter of the models. Frozen and tied parameters count, too. */
+/* Return whether the group matches at least one parameter of the models. Frozen and tied parameters count, too. */
 TE_API int te__group_is_used(const te_param_group *g, te_model *const *models, int count) {
     for (int i = 0; i < count; i++)
         for (int k = 0; k < models[i]->param_count; k++)

@@ -1,27 +1,27 @@
-/* recipes.h -- the state that lists under an FP8 recipe keep between steps: the scales of the lists' tensors, and a
- * cache of the lists' weights in FP8. Each weight is cast once a step.
+/* recipes.h -- the state that models under an FP8 recipe need between optimizer steps: the scales of the models'
+ * tensors, and a cache of the models' weights in FP8. Each weight is cast once per optimizer step.
  *
  * Do this:
  *     ... TE_SEQUENTIAL(mlp, (bf16, (recipe, fp8_delayed)), (linear, fc1, 64, 256), (gelu, a), (linear, fc2, 256, 64))
- *     te_model *models[] = {&embed.model, &block.model};        // must outlive the state
+ *     te_model *models[] = {&embed.model, &block.model};        // must outlive `recipes`
  *     te_recipes_config config = te_recipes_defaults();
- *     static te_recipes recipes;                                // the models point to it
+ *     static te_recipes recipes;                                // must live as long as the models
  *     TE_TRY(te_allocate(&ctx, &memory, te_recipes_bytes(models, 2, &config)));
  *     TE_TRY(te_recipes_init(&recipes, memory, te_recipes_bytes(models, 2, &config), models, 2, &config, &ctx));
  *     ... forward, backward, any number of micro-batches ...
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     TE_TRY(te_recipes_step(&recipes, &ctx));                  // casts the new weights, and updates the scales
  *
- * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls, which saves one read of the weights. Models that
- * were not passed to te_recipes_init run in their own dtype instead of FP8; te_recipes_switch turns FP8 off for all.
+ * te_recipes_adamw_step (recipes_adamw.h) combines the last two calls and saves one read of the weights. A model that
+ * was not passed to te_recipes_init runs in its own dtype instead of FP8. te_recipes_switch turns FP8 off.
  *
- * fp8_delayed scales x and dy by their amax in previous steps. The first step has no previous step, so it runs as under
- * fp8_current. Weights, which are cast and transposed once a step, are scaled by their current amax. Under fp8_block
- * and fp8_row each cast computes its own scales, so only the weights in FP8 are kept between steps.
+ * fp8_delayed computes the scales of x (a GEMM's input) and dy (its output's gradient) from their amax in previous
+ * steps; the first step runs as under fp8_current. The scales of weights are computed from their current amax. Under
+ * fp8_block and fp8_row each cast computes its own scales, so only the FP8 weights are stored between steps.
  *
- * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective a step replaces each amax by its maximum
- * over all ranks. All ranks then have the same scales, which are those that the unsharded tensors would have. The
- * scales of fp8_current, and those of the first step, differ between ranks.
+ * Several ranks: if config.ranks is te_world_group(&ctx)->size, one collective per step replaces each amax by its
+ * maximum over all ranks. All ranks then have the same scales, and these equal the scales of the unsharded tensors. The
+ * scales under fp8_current, and in the first step, differ between ranks.
  */
 #ifndef TE_RECIPES_H
 #define TE_RECIPES_H
@@ -33,18 +33,18 @@
 #include "param_groups.h"          /* te__suballocate, te__memory_check */
 
 typedef struct te_recipes_config {
-    int history;        /* fp8_delayed: the number of previous steps whose amaxes are remembered, 1 to 1024 */
+    int history;        /* fp8_delayed: how many previous steps the amax history has, 1 to 1024 */
     te_scale_rule rule; /* fp8_delayed: how a scale is computed from the history */
-    int current;        /* 1: lists under fp8_delayed run as if under fp8_current */
-    float epsilon;      /* a lower bound on the amax, for scales that are computed from the tensor itself: the scales of
-                           weights, and all scales of fp8_current, fp8_block and fp8_row */
+    int current;        /* 1: lists of ops under fp8_delayed run as under fp8_current */
+    float epsilon;      /* an amax below epsilon is replaced by epsilon. Applies to scales from a tensor's current amax:
+                         * the scales of weights, and all scales under fp8_current, fp8_block and fp8_row */
     int power_of_two;   /* 1: scales that are computed from a tensor's current amax are rounded down to 2^n */
-    int ranks;          /* te_world_group(ctx)->size if each amax shall be the maximum over all ranks; 1 if the ranks
-                           shall exchange no amax, so that each rank uses the amax that it computed */
+    int ranks;          /* te_world_group(ctx)->size: each amax is the maximum over all ranks. 1: the ranks exchange no
+                         * amax, and each rank uses the amax of its own tensors */
 } te_recipes_config;
 
-/* The default config: a history of 1024 steps, no margin between amax and the largest FP8 number, no exchange between
- * ranks. */
+/* Return the default config: a history of 1024 steps, scales that map the amax to the largest FP8 number, and no
+ * exchange between ranks. */
 TE_API te_recipes_config te_recipes_defaults(void) {
     te_recipes_config c;
     memset(&c, 0, sizeof c);
@@ -54,28 +54,29 @@ TE_API te_recipes_config te_recipes_defaults(void) {
 
 /* A te_recipes must not be moved in memory, because the models point to it. */
 typedef struct te_recipes {
-    te_recipes_config config; /* the rule may be changed between steps */
+    te_recipes_config config; /* config.rule may be changed between steps */
     te_model *const *models;
-    int model_count, count;     /* model_count: the number of models; count: the number of GEMMs (products) that are
-                                   under a recipe */
+    int model_count, count;     /* model_count: the number of models; count: the number of GEMMs that are under a
+                                 * recipe */
     int on, begun;              /* on: 1 if the GEMMs under a recipe run in FP8. begun: 1 if at least one step was made,
-                                 * so that there is a history */
-    te_scales scales;           /* [3 count]: the scales of all weights, then of all inputs x, then of all dy */
+                                 * so that an amax history exists */
+    te_scales scales;           /* [3 count]: the scales of the GEMMs' weights, then of the inputs x, then of the output
+                                 * gradients dy */
     float *gathered;            /* [ranks, 3 count]: every rank's amax of every tensor */
-    const void *table;          /* the table of the weights, which te__fp8_cache_table has made */
+    const void *table;          /* the table of the weights, from te__fp8_cache_table */
     uint64_t fingerprint;       /* the value of te__fp8_cache_fingerprint when `table` was made */
     te_fp8_renewal renewal;     /* how forward casts weights that were written since the last cast */
-    const void *update;         /* the te_recipes_adamw whose update also casts weights or computes their amax; null:
-                                 * there is none */
+    const void *update;         /* the te_recipes_adamw whose fused update casts weights or computes their amax; null if
+                                 * the program uses no te_recipes_adamw */
 } te_recipes;
 
 /* ---- the products under a recipe --------------------------------------------------------------------------------- */
 
-/* Visits, in list order, those GEMMs (products) of several models that are under a recipe. */
+/* An iterator over the GEMMs of several models that are under a recipe, in the order of their lists of ops. */
 typedef struct te__recipe_iter {
     te_model *const *models;
-    int count, model, op, next; /* count: the number of models; model, op: the indices of the current GEMM's model and
-                                 * op; next: the index, in this model, of the next op's first parameter */
+    int count, model, op, next; /* count: the number of models. model, op: the indices of the current GEMM's model and
+                                 * op. next: the index, in te_model.param, of the next op's first parameter */
     te_param *param;            /* the weight of the current GEMM */
     te_recipe recipe;           /* the recipe of the current GEMM */
 } te__recipe_iter;
@@ -86,7 +87,7 @@ TE_API te__recipe_iter te__recipe_products(te_model *const *models, int count) {
     it.models = models, it.count = models ? count : 0;
     return it;
 }
-/* Go to the next GEMM that is under a recipe. Returns 0 if there is none. */
+/* Go to the next GEMM that is under a recipe. Returns 0 if no GEMM is left. */
 TE_API int te__recipe_next_product(te__recipe_iter *it) {
     for (; it->model < it->count; it->model++, it->op = it->next = 0) {
         const te_model *m = it->models[it->model];
@@ -99,8 +100,9 @@ TE_API int te__recipe_next_product(te__recipe_iter *it) {
     return 0;
 }
 
-/* The bytes that a weight takes in the FP8 cache. data: its elements in FP8; transposed: the same elements transposed;
- * scales, transposed_scales: the scales of both, if scales are rowwise or blockwise; all: the sum. */
+/* The bytes that a weight takes in the FP8 cache. data: the weight in FP8; transposed: the transposed weight in FP8;
+ * scales, transposed_scales: the scales of `data` and of `transposed`, if these are rowwise or blockwise; all: the sum
+ * of the four. */
 typedef struct te__fp8_weight_bytes { size_t data, transposed, scales, transposed_scales, all; } te__fp8_weight_bytes;
 TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe recipe) {
     const int64_t rows = p->rows, cols = p->cols;
@@ -120,9 +122,9 @@ TE_API te__fp8_weight_bytes te__fp8_weight_bytes_of(const te_param *p, te_recipe
 
 /* ---- casting a weight -------------------------------------------------------------------------------------------- */
 
-/* The arguments for casting a weight; each granularity of scales has its own function. A tensorwise cast takes two
- * launches: the first computes the amax, and the second casts with the scale that follows from it. A blockwise or
- * rowwise cast takes one launch, which also computes the scales. */
+/* The three functions below return the arguments for casting a weight with tensorwise, blockwise or rowwise scales. A
+ * tensorwise cast takes two launches: the first computes the amax, and the second casts with the scale that was
+ * computed from the amax. A blockwise or rowwise cast takes one launch, which also computes the scales. */
 
 TE_API te_quantize te__weight_cast_tensorwise(const te_param *p) {
     te_quantize q = te__quantize_of(p->rows, p->cols);
@@ -143,7 +145,7 @@ TE_API te_quantize_rowwise te__weight_cast_rowwise(const te_param *p) {
     return q;
 }
 
-/* Cast a single weight, blockwise or rowwise, without a table. */
+/* Cast a single weight with blockwise or rowwise scales. */
 TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, te_recipe recipe, te_context *ctx) {
     const te_quantize_blockwise blocks = te__weight_cast_blockwise(p);
     const te_quantize_rowwise rows = te__weight_cast_rowwise(p);
@@ -152,12 +154,13 @@ TE_API te_status te__weight_cast_one(const te_fp8_ops *ops, const te_param *p, t
 
 /* ---- casting all weights: the table ------------------------------------------------------------------------------ */
 
-/* A pass over the weights takes one launch for each list and each granularity of scales, however many models use the
- * list. Casting the weights of all of a GPT's blocks therefore takes as long as casting a single weight with as many
- * elements. The launch reads a table in target memory, which te_recipes_init makes, with an entry for each weight; the
- * entries of each granularity are a separate part of the table. */
+/* A pass over the weights computes their amax or casts them. It takes one launch for each list of ops and each
+ * granularity of scales (tensorwise, blockwise, rowwise), however many models use the list. Therefore casting the
+ * weights of all blocks of a GPT takes as long as casting a single weight with as many elements. A launch reads a table
+ * in target memory with an entry for each weight of its granularity; te_recipes_init makes the tables. */
 
-/* TE__WEIGHTS_AT_USE: the weights of mxfp8 and nvfp4, which each GEMM casts for itself; they are in no table. */
+/* TE__WEIGHTS_AT_USE: weights under mxfp8 and nvfp4. Each GEMM casts its weight when it runs, so these weights are in
+ * no table. */
 enum { TE__WEIGHTS_TENSORWISE, TE__WEIGHTS_BLOCKWISE, TE__WEIGHTS_ROWWISE, TE__WEIGHTS_GRANULARITIES,
        TE__WEIGHTS_AT_USE = TE__WEIGHTS_GRANULARITIES };
 TE_API int te__weight_granularity(te_recipe recipe) {
@@ -171,8 +174,9 @@ TE_API size_t te__fp8_cache_entry_bytes(int granularity) {
     return granularity == TE__WEIGHTS_TENSORWISE  ? sizeof(te_quantize_args)
            : granularity == TE__WEIGHTS_BLOCKWISE ? sizeof(te_blockwise_args) : sizeof(te_quantize_rowwise);
 }
-/* Offsets in the table, in bytes, for each granularity. tensor: of the entries of the weights that are cast with this
- * granularity; first: of an array that has, for each of these weights, the index of its first chunk. */
+/* Offsets in the memory of the tables, in bytes, for each granularity. tensor: the offset of the entries for the
+ * weights that are cast with this granularity. first: the offset of an array with the index of each such weight's first
+ * chunk. */
 typedef struct te__fp8_cache_layout {
     size_t tensor[TE__WEIGHTS_GRANULARITIES], first[TE__WEIGHTS_GRANULARITIES], bytes;
 } te__fp8_cache_layout;
@@ -188,20 +192,21 @@ TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int
     }
     return l;
 }
-/* The number of chunks of a weight. With rowwise scales a chunk is a row, otherwise a tile of 128 x 128. */
+/* Return the number of chunks of a weight. A chunk, the work of one thread block, is a row with rowwise scales,
+ * otherwise a tile of 128 x 128. */
 TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
 }
-/* A hash of the addresses of the weights. If the hash has changed since the table of weights was made, a weight has
- * moved, and the table is stale. */
+/* Return a hash of the addresses of the weights. If the hash has changed since the table of weights was made, a weight
+ * has moved, and the table is stale. */
 TE_API uint64_t te__fp8_cache_fingerprint(te_model *const *models, int count) {
     uint64_t hash = 1;
     te__recipe_iter it = te__recipe_products(models, count);
     while (te__recipe_next_product(&it)) hash = hash * 31 + (uint64_t)(uintptr_t)it.param->data;
     return hash;
 }
-/* Fill in the table, in host memory. Each parameter's pointers to its memory in the FP8 cache must already be set. */
+/* Fill in the table of weights in host memory. Each parameter's pointers into the FP8 cache must already be set. */
 TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int count, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
     int n[TE__WEIGHTS_GRANULARITIES] = {0, 0, 0};
@@ -230,7 +235,7 @@ TE_API te_status te__fp8_cache_fill(char *table, te_model *const *models, int co
     }
     return TE_OK;
 }
-/* Make the table of the weights that a pass casts (te__fp8_cache_fill) in target memory. Waits for the stream. */
+/* Make the table of weights (te__fp8_cache_fill) in target memory. Waits for the stream. */
 TE_API te_status te__fp8_cache_table(void *table, te_model *const *models, int count, te_context *ctx) {
     const size_t bytes = te__fp8_cache_layout_of(models, count).bytes;
     char *host = (char *)calloc(1, bytes + 1);
@@ -253,16 +258,17 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Advance t past its t->count entries: a kernel for them has just been launched, or they need none. */
+/* Move t, a range of t->count entries of the table of weights, to the empty range behind these entries. The caller has
+ * launched a kernel for the entries, or they need no kernel. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;
     t->count = t->chunks = 0;
 }
-/* Run one pass over all weights of a granularity. If `cast` is 0, the pass computes the amax of each weight; if it is
- * 1, the pass casts each weight with its current scale. One launch handles consecutive weights whose lists have the
- * same kernels. If skip_updated is 1, the pass leaves out the weights whose amax or cast the optimizer's update has
- * already computed (te_fp8_product.updated). */
+/* Run one pass over all weights whose scales have this granularity. If `cast` is 0, the pass computes the amax of each
+ * weight; if `cast` is 1, the pass casts each weight with its current scale. One launch handles consecutive weights
+ * whose lists of ops have the same kernels. If skip_updated is 1, the pass leaves out the weights for which the
+ * optimizer's fused update has already done the work (te_fp8_product.updated). */
 TE_API te_status te__fp8_cache_pass(const void *table, te_model *const *models, int count, int granularity, int cast,
                                     int skip_updated, te_context *ctx) {
     const te__fp8_cache_layout l = te__fp8_cache_layout_of(models, count);
@@ -303,15 +309,15 @@ TE_API te__recipes_layout te__recipes_layout_of(te_model *const *models, int cou
     l.table = te__suballocate(&l.bytes, te__fp8_cache_layout_of(models, count).bytes);
     return l;
 }
-/* Bytes of target memory that te_recipes_init needs: two bytes (fp8_row: one byte) for each element of the weights
- * under a recipe, and some for scales and tables. */
+/* Return the bytes of target memory that te_recipes_init needs: two bytes (fp8_row: one byte) for each element of the
+ * weights under a recipe, and some bytes for scales and tables. */
 TE_API size_t te_recipes_bytes(te_model *const *models, int count, const te_recipes_config *config) {
     return te__recipes_layout_of(models, count, config).bytes;
 }
 
 /* ---- the weights ------------------------------------------------------------------------------------------------- */
 
-/* Check that the state is initialised, and that since then no model was bound to other memory and no weight has
+/* Check that *s is initialised, and that since its initialisation no model was bound to other memory and no weight has
  * moved. */
 TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes"));
@@ -329,16 +335,16 @@ TE_API te_status te__recipes_check(const te_recipes *s, te_context *ctx) {
     return TE_OK;
 }
 
-/* The rule for scales that are computed from the current amax of the tensor itself. */
+/* Return the rule for scales that are computed from a tensor's current amax. */
 TE_API te_scale_rule te__recipes_current_rule(const te_recipes_config *c) {
     te_scale_rule rule = te__scale_rule_current();
     rule.epsilon = c->epsilon, rule.power_of_two = c->power_of_two;
     return rule;
 }
 /* Run a pass over the weights of all recipes. If `cast` is 0, the pass computes the amax of each weight with a
- * tensorwise scale; if it is 1, the pass casts all weights. If skip_updated is 1, the pass leaves out work that the
- * optimizer's update has already done. Weights with tensorwise scales are cast even then: their scale needs the amax of
- * the whole new weight, so the update cannot cast them. */
+ * tensorwise scale; if `cast` is 1, the pass casts all weights. If skip_updated is 1, the pass leaves out work that the
+ * optimizer's fused update has already done. The fused update never casts weights with tensorwise scales, because their
+ * scale needs the amax of the whole new weight; so the pass casts these weights in any case. */
 TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updated, te_context *ctx) {
     for (int g = 0; g < (cast ? TE__WEIGHTS_GRANULARITIES : TE__WEIGHTS_TENSORWISE + 1); g++) {
         const int skip = skip_updated && !(cast && g == TE__WEIGHTS_TENSORWISE);
@@ -346,36 +352,39 @@ TE_API te_status te__recipes_weight_pass(te_recipes *s, int cast, int skip_updat
     }
     return TE_OK;
 }
-/* Replace the amax of each of the first `count` tensors by its maximum over all ranks. */
+/* Replace the amax of tensors 0 to count - 1 of s->scales by its maximum over all ranks, unless s->config.ranks is
+ * 1. */
 TE_IF_USED TE_API te_status te__recipes_reduce(const te_recipes *s, int count, te_context *ctx) {
     const te_group *g = te_world_group(ctx);
     return s->config.ranks == 1 ? TE_OK : te_scales_reduce(&s->scales, s->gathered, 0, count, g, ctx);
 }
-/* Cast all weights with their current scales. Also record each weight's count of writes, from which forward later sees
- * whether the weight was written after its cast. */
+/* Cast all weights with their current scales. Also record each weight's count of writes, so that forward can later find
+ * out whether a weight was written after its cast. */
 TE_API te_status te__recipes_cast_all(te_recipes *s, int skip_updated, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     while (te__recipe_next_product(&it)) it.param->fp8.written = te__writes_of(it.param);
     s->renewal.ctx = ctx, s->renewal.loaded = ctx->loaded;
     return te__recipes_weight_pass(s, 1, skip_updated, ctx);
 }
-/* Compute the scales of the weights from the weights' amax, which must have been computed, and cast the weights. */
+/* Compute the scales of the weights from their amax, which a pass must have computed before, and cast the weights. */
 TE_IF_USED TE_API te_status te__recipes_cast(te_recipes *s, int skip_updated, te_context *ctx) {
     const te_scale_rule rule = te__recipes_current_rule(&s->config);
     TE_TRY(te_scales_update(&s->scales, 0, s->count, &rule, ctx));
     return te__recipes_cast_all(s, skip_updated, ctx);
 }
-/* Cast all weights. With config.ranks above 1, all ranks must call this function after weights were loaded or changed
- * (not after te_recipes_step or te_checkpoint_load with `recipes`, which cast them). With one rank, forward calls it
- * itself if a weight was written since the last cast (a program that writes weights calls te_model_changed). */
+/* Cast all weights. With config.ranks above 1, all ranks must call this function after a program has loaded or changed
+ * weights; but te_recipes_step, and te_checkpoint_load with `recipes`, cast the weights themselves. With config.ranks
+ * 1, no call is needed: forward casts the weights if a weight was written since the last cast (a program that writes
+ * weights calls te_model_changed). */
 TE_IF_USED TE_API te_status te_recipes_cast_weights(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     TE_TRY(te__recipes_weight_pass(s, 0, 0, ctx));
     TE_TRY(te__recipes_reduce(s, s->count, ctx));
     return te__recipes_cast(s, 0, ctx);
 }
-/* The callback te_fp8_renewal.renew: forward calls it if a weight was written after its cast. With config.ranks above 1
- * this is an error: casting needs a collective that exchanges the amaxes, and one rank must not begin it alone. */
+/* The callback te_fp8_renewal.renew, which forward calls if a weight was written after its cast. With config.ranks
+ * above 1 the callback returns an error, because casting needs a collective that exchanges the amaxes, and one rank
+ * must not begin a collective alone. */
 TE_IF_USED TE_API te_status te__recipes_renew(void *of, te_context *ctx) {
     te_recipes *s = (te_recipes *)of;
     TE_REQUIRE(s->config.ranks == 1, ctx, TE_ERROR_STATE,
@@ -386,8 +395,8 @@ TE_IF_USED TE_API te_status te__recipes_renew(void *of, te_context *ctx) {
 
 /* ---- initialisation ---------------------------------------------------------------------------------------------- */
 
-/* Set how fp8_delayed computes scales from now on: from the amax of previous steps if `begun` is 1, or from the current
- * tensors if it is 0, because no step has been made yet. */
+/* Set how fp8_delayed computes scales from now on. begun: 1 to use the amax of previous steps; 0 to use the amax of the
+ * current tensors, because no step has been made yet. */
 TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     s->begun = begun;
@@ -395,8 +404,8 @@ TE_API void te__recipes_set_begun(te_recipes *s, int begun) {
         it.param->fp8.current = !begun || s->config.current || it.recipe == TE_RECIPE_fp8_current;
 }
 
-/* Switch the recipes on or off. If `on` is 1, all GEMMs under a recipe run in FP8 from now on; if it is 0, they run in
- * the formats of their lists. */
+/* Switch the recipes on or off. If `on` is 1, all GEMMs under a recipe run in FP8 from now on; if `on` is 0, they run
+ * in the dtypes of their lists of ops. */
 TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
@@ -410,7 +419,8 @@ TE_API te_status te_recipes_switch(te_recipes *s, int on, te_context *ctx) {
     return TE_OK;
 }
 
-/* Make *formats, the array [3 count] of the FP8 formats of all scaled tensors. The caller must free the array. */
+/* Allocate *formats, [3 count], and store in it the FP8 format of each tensor of s->scales. The caller must free the
+ * array. */
 TE_API te_status te__recipes_formats(te_dtype **formats, const te_recipes *s, te_context *ctx) {
     const size_t n = (size_t)s->count;
     te_dtype *f = (te_dtype *)calloc(3 * n + 1, sizeof *f);
@@ -434,13 +444,13 @@ TE_API te_status te__recipes_check_config(const te_recipes_config *c, te_context
                c->ranks);
     return TE_OK;
 }
-/* Set each parameter's pointers to its scales and to its memory in the FP8 cache. The weights in FP8 lie one after the
- * other, beginning at `at`. */
+/* Set each parameter's pointers to its scales and to its memory in the FP8 cache. at: the address of the FP8 cache, in
+ * which the weights lie one after the other. */
 TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
     for (int i = 0; te__recipe_next_product(&it); i++) {
         te_fp8_product *f = &it.param->fp8;
-        /* the memory need not be cleared, because the cast writes all of it */
+        /* the FP8 cache need not be cleared, because casting writes all of its bytes */
         const te__fp8_weight_bytes size = te__fp8_weight_bytes_of(it.param, it.recipe);
         f->scales = &s->scales, f->own = te__recipes_current_rule(&s->config);
         f->common = s->config.ranks == te_world_group(ctx)->size;
@@ -452,7 +462,7 @@ TE_API void te__recipes_bind(te_recipes *s, char *at, te_context *ctx) {
         f->updated = 0, f->renewal = &s->renewal;
     }
 }
-/* Initialise the state for the models as they are bound now, cast the weights, and switch the recipes on. memory:
+/* Initialise *s for these models, which must be bound; cast their weights to FP8, and switch the recipes on. memory:
  * target memory of te_recipes_bytes bytes, aligned to TE_ALIGN. Waits for the stream. Errors: null pointers, a model
  * that is not bound or listed twice, a history that is not allowed, memory too small or misaligned. */
 TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t bytes, te_model *const *models,
@@ -487,9 +497,9 @@ TE_IF_USED TE_API te_status te_recipes_init(te_recipes *s, void *memory, size_t 
     return te_recipes_switch(s, 1, ctx);
 }
 
-/* Call this after a checkpoint has been loaded, which replaces the weights and the scales. Casts the weights. If the
- * gradients' FP8 format was another one when the checkpoint was saved, also converts the gradients' scales. begun:
- * whether at least one step had been made when the checkpoint was saved. Waits for the stream. */
+/* To be called after a checkpoint has been loaded into the weights and the scales: casts the weights. If the gradients
+ * had another FP8 format when the checkpoint was saved, also converts the gradients' scales. begun: whether at least
+ * one optimizer step had been made when the checkpoint was saved. Waits for the stream. */
 TE_API te_status te_recipes_loaded(te_recipes *s, int begun, te_context *ctx) {
     te_dtype *formats = 0;
     TE_TRY(te__recipes_check(s, ctx));
@@ -508,8 +518,8 @@ TE_API te_status te__recipes_check_step(const te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check(s, ctx));
     return te__scale_rule_check(&s->config.rule, "recipes", ctx);
 }
-/* Enqueue the kernels of te_recipes_step, without checking for errors first. If skip_updated is 1, leave out the casts
- * that the optimizer's update has already done. */
+/* Enqueue the kernels of te_recipes_step, without checking for errors first. If skip_updated is 1, leave out the
+ * weights that the optimizer's fused update has already cast. */
 TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated, te_context *ctx) {
     const int first = !s->begun && s->on, delayed = (s->begun || first) && s->on && !s->config.current;
     TE_TRY(te__recipes_weight_pass(s, 0, skip_updated, ctx));
@@ -520,8 +530,8 @@ TE_IF_USED TE_API te_status te__recipes_advance(te_recipes *s, int skip_updated,
     if (delayed) TE_TRY(te_scales_update(&s->scales, s->count, 2 * s->count, &s->config.rule, ctx));
     return te__recipes_cast(s, skip_updated, ctx);
 }
-/* Call this after a step of the optimizer, on all ranks. Enqueues a kernel that computes all scales of fp8_delayed for
- * the next step, and the kernels that cast the weights. */
+/* Enqueue a kernel that computes all scales of fp8_delayed for the next step, and kernels that cast the weights. Call
+ * te_recipes_step on all ranks, after each step of the optimizer. */
 TE_IF_USED TE_API te_status te_recipes_step(te_recipes *s, te_context *ctx) {
     TE_TRY(te__recipes_check_step(s, ctx));
     return te__recipes_advance(s, 0, ctx);

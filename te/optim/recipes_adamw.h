@@ -1,25 +1,24 @@
 /* recipes_adamw.h -- te_adamw_step and te_recipes_step in one call, with bitwise identical results. The optimizer's
- * kernels also compute the amax of the new weights, or cast the new weights to FP8. This saves the recipes' kernels one
- * read of the weights.
+ * kernels also compute the amax of the new weights, or cast the new weights to FP8. So the weights are read once less.
  *
  * Do this:
  *     static te_recipes recipes;                                // te_recipes_init
  *     static te_adamw opt;                                      // te_adamw_init
- *     static te_recipes_adamw update;                           // the recipes point to it
+ *     static te_recipes_adamw update;                           // must live as long as `recipes`
  *     const size_t bytes = te_recipes_adamw_bytes(&recipes, &opt);
  *     TE_TRY(te_allocate(&ctx, &memory, bytes));
  *     TE_TRY(te_recipes_adamw_init(&update, memory, bytes, &recipes, &opt, &ctx));
  *     ... forward, backward ...
  *     TE_TRY(te_recipes_adamw_step(&update, &ctx));             // instead of the two calls
  *
- * fp8_block: the update casts the weights to FP8, untransposed and transposed, and computes their scales, so the
- * recipes' kernels need not run. Update and cast read and write 32 bytes for each element instead of 34. fp8_delayed
- * and fp8_current: the update computes the amax of the new weights, and the recipes' kernels only cast. Update and amax
- * read and write 30 bytes for each element instead of 32. docs/notes/optimizer.md has more.
+ * fp8_block: the update also computes the scales of the new weights, and casts the weights to FP8, untransposed and
+ * transposed. No other kernel needs to cast them. Update and cast read and write 32 bytes for each element instead of
+ * 34. fp8_delayed and fp8_current: the update also computes the amax of the new weights, and other kernels cast them.
+ * Update and amax read and write 30 bytes for each element instead of 32. More: docs/notes/optimizer.md.
  *
- * The recipes' own passes still cast the weights that the fused update does not cover: tied or frozen weights, weights
- * of models that the optimizer does not update, those of fp8_row, and those of fp8_block in f32 lists. With SGD, Muon,
- * moments in 8 bits or ZeRO-1, te_recipes_adamw_step runs te_adamw_step and te_recipes_step one after the other.
+ * Some weights are cast by separate passes, as in te_recipes_step: tied or frozen weights, weights of models that the
+ * optimizer does not update, weights under fp8_row, and weights under fp8_block in f32 models. With SGD, Muon, 8-bit
+ * moments or ZeRO-1, te_recipes_adamw_step runs te_adamw_step and te_recipes_step one after the other.
  */
 #ifndef TE_RECIPES_ADAMW_H
 #define TE_RECIPES_ADAMW_H
@@ -30,24 +29,24 @@
 #include "recipes.h"               /* te_recipes, te__recipes_advance */
 
 typedef struct te__adamw_fp8_args {
-    te__adamw_args step;      /* the arguments of the unfused update. In step.first the tensors that are updated tile by
-                               * tile (those in `blocks`) have no chunks, so that the unfused update skips them */
-    const int32_t *scale_of;  /* [count]: for each tensor, the index in `amax` of the amax of its weights; -1: that amax
-                                 is not needed */
+    te__adamw_args step;      /* the arguments of the update by chunks. In step.first, the tensors in `blocks`, which
+                               * are updated tile by tile, have no chunks */
+    const int32_t *scale_of;  /* [count]: for each tensor, the index of its entry in `amax`; -1 if its amax is not
+                               * needed */
     float *amax;
-    te_multi_tensor blocks;          /* all weights under the recipe fp8_block, as a table of te_blockwise_args; a
-                                      * chunk is a tile of 128 x 128 */
-    /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors; -1: this optimizer does
-     * not update the weight, and a pass of te_recipes casts it */
+    te_multi_tensor blocks;          /* all weights under fp8_block, as a table of te_blockwise_args whose chunks are
+                                      * tiles of 128 x 128 */
+    /* [blocks.count]: for each weight in `blocks`, its index among the optimizer's tensors. -1: the optimizer does not
+     * update this weight, and a separate pass casts it */
     const int32_t *tensor_of;
 } te__adamw_fp8_args;
 
 /* ---- kernel: update a chunk, and find the amax of its weights ---------------------------------------------------- */
 
-/* The kernel te_adamw_update_amax updates all tensors except those weights of fp8_block that te_adamw_update_blockwise
- * updates by tiles. It computes the amax only of weights with tensorwise scales. */
+/* The kernel te_adamw_update_amax updates all tensors except the weights under fp8_block, which
+ * te_adamw_update_blockwise updates by tiles. It also computes the amax of weights with tensorwise scales. */
 
-/* Update the chunk of tensor n that begins at `from`, unless the step is skipped. */
+/* Update the chunk of tensor n that begins at element `from`, unless the optimizer step is skipped. */
 TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, te_dtype moments) {
     const te_adamw_state state = *a->state;
     const te__adamw_tensor t = a->tensor[n];
@@ -55,7 +54,8 @@ TE_FN void te__adamw_update_chunk(const te__adamw_args *a, int n, int64_t from, 
     var.moments = moments, var.rule = TE_RULE_adamw;
     if (state.apply) te__adamw_chunk(&t, from, &state, &a->config, var);
 }
-/* The largest |w| of the chunk's weights w in their stored format, returned as the bits of a float. */
+/* Return the bits of the largest |w| among the stored weights w of a chunk. The chunk begins at element `from` of
+ * tensor t. */
 TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_lanes lanes) {
     const int64_t to = te_min(t->elements, from + TE__ADAMW_CHUNK);
     uint32_t amax = 0;
@@ -69,9 +69,9 @@ TE_FN uint32_t te__adamw_chunk_amax(const te__adamw_tensor *t, int64_t from, te_
     }
     return amax;
 }
-/* Updates a chunk, and then, after a barrier, reads the chunk's new weights again to compute their amax. These weights
- * have just been stored and are still in the L2 cache, so this reads no device memory. Computing the maximum during the
- * update instead would need so many registers that the kernel would spill. */
+/* Update a chunk and, after a barrier, read the chunk's new weights again to compute their amax. The new weights are
+ * still in the L2 cache, so the second read does not access device memory. If the amax were computed during the update,
+ * the kernel would need so many registers that it would spill. */
 TE_FN void te__adamw_update_amax_body(const te__adamw_fp8_args *a, te_block b, te_dtype moments) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -90,11 +90,11 @@ TE_KERNEL_IF_USED(te_adamw_update_amax_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDE
 
 /* ---- kernel: update a tile of 128 x 128, and cast it to FP8 ------------------------------------------------------ */
 
-/* The kernel te_adamw_update_blockwise updates the weights of fp8_block. It can also cast them, because the scales of a
- * tile depend only on the elements of this tile. A warp updates one row of the tile at a time, and stores the new
- * weights, rounded to the list's 16-bit format, in shared memory; from there te__blockwise_store reads the weights and
- * casts them. The random numbers of stochastic rounding are the same as in the other kernels, because they depend only
- * on the index of an element (te__adamw_random). */
+/* The kernel te_adamw_update_blockwise updates the weights under fp8_block, and also casts them to FP8. It can do so
+ * because the scale of a 128 x 128 tile depends only on the elements of this tile, which one thread block updates. A
+ * warp updates one row of the tile at a time, and stores the new weights, rounded to their 16-bit format, in shared
+ * memory, from where te__blockwise_store casts them. The random numbers of stochastic rounding depend only on the index
+ * of an element (te__adamw_random), and so are the same as in the other kernels. */
 
 /* TE__ADAMW_TILE_ROW_VECS: the number of vectors (te__adamw_vec) in a row of the tile. TE__ADAMW_TILE_VECS: the number
  * of vectors in the whole tile. TE__ADAMW_BLOCKWISE_RESIDENT: the number of resident blocks on a multiprocessor; with
@@ -103,9 +103,9 @@ enum { TE__ADAMW_TILE_ROW_VECS = (int)TE_FP8_TILE / (int)TE__ADAMW_WIDTH,
        TE__ADAMW_TILE_VECS = (int)TE_FP8_TILE * TE__ADAMW_TILE_ROW_VECS, TE__ADAMW_BLOCKWISE_RESIDENT = 3 };
 static_assert((int)TE__ADAMW_THREADS == (int)TE_FP8_LANES, "a block has a tile");
 
-/* The shared memory of a block. It holds first the tile's new weights, and later the shared memory of
- * te__blockwise_store. The weights are not read back from global memory, because the first row may have left the L2
- * cache by the time the last row is stored. */
+/* The shared memory of a thread block. It holds first the tile's new weights, and later the shared memory of
+ * te__blockwise_store. Reading the new weights from global memory instead would be slower, because the first row may
+ * have left the L2 cache by the time the last row is stored. */
 typedef struct te__adamw_shared {
     union {
         te__adamw_halves vec[TE__ADAMW_TILE_VECS];
@@ -113,10 +113,11 @@ typedef struct te__adamw_shared {
     } u;
 } te__adamw_shared;
 
-/* i: the index of a vector's first element in the tensor; n: how many of the vector's elements lie in the tensor. */
+/* The position of a vector of TE__ADAMW_WIDTH elements. i: the index of its first element in the tensor; n: how many of
+ * its elements lie inside the tensor. */
 typedef struct te__adamw_position { int64_t i; int n; } te__adamw_position;
 
-/* The position of vector k of the tile whose first element is at (row0, col0). */
+/* Return the position of vector k of the tile whose first element is at (row0, col0). */
 TE_FN te__adamw_position te__adamw_tile_position(const te__adamw_tensor *t, int64_t cols, int64_t row0, int64_t col0,
                                                  int k) {
     const int64_t row = row0 + k / TE__ADAMW_TILE_ROW_VECS;
@@ -126,7 +127,7 @@ TE_FN te__adamw_position te__adamw_tile_position(const te__adamw_tensor *t, int6
     at.n = at.i < t->elements ? (int)te_max(0, te_min(TE__ADAMW_WIDTH, cols - col)) : 0;
     return at;
 }
-/* Update a whole vector, unless the step is skipped. Returns the vector's weights. */
+/* Update a whole vector, unless the optimizer step is skipped. Returns the vector's weights in 16 bits. */
 TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i, const te_adamw_state *s,
                                             const te_adamw_config *c, te__adamw_variant var) {
     te__adamw_vec r;
@@ -136,9 +137,9 @@ TE_FN te__adamw_halves te__adamw_update_vec(const te__adamw_tensor *t, int64_t i
     te__adamw_store_moments(&r, t, i, s, c, var);
     return te__adamw_store_weights(&r.p, t, i, s, c);
 }
-/* Update a vector of the tile, unless the step is skipped. Returns the vector's weights, with zeros for elements
- * outside the tensor. The width of a row is a multiple of 16 elements, so a vector lies partly outside only on a CPU,
- * where vectors have 32 elements. */
+/* Update a vector of the tile, unless the optimizer step is skipped. Returns the vector's weights in 16 bits, with
+ * zeros for elements outside the tensor. A row of the tensor has a multiple of 16 elements. So only on a CPU, where
+ * vectors have 32 elements, can a vector lie partly outside the tensor. */
 TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_position at, const te_adamw_state *s,
                                           const te_adamw_config *c, te__adamw_variant var) {
     te__adamw_halves h;
@@ -149,7 +150,8 @@ TE_FN te__adamw_halves te__adamw_tile_vec(const te__adamw_tensor *t, te__adamw_p
     for (int k = 0; k < at.n; k++) h.v[k] = ((const uint16_t *)t->weight)[at.i + k];
     return h;
 }
-/* Update the tile whose first element is at (row, col), and leave the tile's new weights in `tile`. */
+/* Update the tile whose first element is at (row, col), and store the tile's new weights in `tile`, in shared
+ * memory. */
 TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a, int tensor, int64_t cols,
                                  int64_t row, int64_t col, te_lanes g, te_dtype moments) {
     const te_adamw_state state = *a->state;
@@ -159,8 +161,8 @@ TE_FN void te__adamw_update_tile(te__adamw_halves *tile, const te__adamw_args *a
     TE_UNROLL_1 for (int k = g.id; k < TE__ADAMW_TILE_VECS; k += g.count)
         tile[k] = te__adamw_tile_vec(&t, te__adamw_tile_position(&t, cols, row, col, k), &state, &a->config, var);
 }
-/* Load a lane's 8 x 8 pieces of the tile from shared memory into registers, in the layout of te__blockwise_load, which
- * loads from global memory. */
+/* Load a lane's pieces of 8 x 8 weights from `tile`, in shared memory, into registers. The layout of the registers is
+ * the one that te__blockwise_load produces from global memory. */
 TE_FN void te__adamw_load_tile(te_blockwise_registers *held, const te__adamw_halves *tile, te_lanes g) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
         const int i = g.id + h * g.count, row = i / TE_BLOCKWISE_LANES_A_SIDE * 8,
@@ -187,7 +189,7 @@ TE_FN void te__adamw_update_blockwise_body(const te__adamw_fp8_args *a, te_block
     te_block_sync();
     te__adamw_load_tile(held, s->u.vec, g);
     te_block_sync();
-    const te_blockwise_args cast = *to; /* loaded after the update, because the update needs all registers */
+    const te_blockwise_args cast = *to; /* loaded only now, because the update needs all registers */
     if (a->step.tensor[tensor].dtype == TE_bf16)
         te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_bf16, TE_e4m3);
     else te__blockwise_store(&cast, held, &s->u.tiles, g, row, col, TE_f16, TE_e4m3);
@@ -212,16 +214,17 @@ TE_KERNEL_WITH_IF_USED(te_adamw_update_blockwise_bf16, TE__ADAMW_THREADS, TE__AD
 typedef struct te_recipes_adamw {
     te_recipes *recipes;
     te_adamw *opt;
-    int fused;                /* 1 if a step runs the fused kernels of this file; 0 if it calls te_adamw_step and then
-                               * te_recipes_step */
-    int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks of all those
-                               * that are not updated tile by tile */
-    const int32_t *first;     /* [count + 1]: the index of the first chunk of each tensor. This table and the next
-                               * two, which te__adamw_fp8_args describes, are in target memory */
+    int fused;                /* 1: te_recipes_adamw_step runs the fused kernels of this file; 0: it calls te_adamw_step
+                               * and then te_recipes_step */
+    int count, chunks;        /* count: the number of the optimizer's tensors; chunks: the number of chunks of the
+                               * tensors that are not updated tile by tile */
+    const int32_t *first;     /* [count + 1]: the index of the first chunk of each tensor. The arrays first, scale_of
+                               * and tensor_of are in target memory; te__adamw_fp8_args describes scale_of and
+                               * tensor_of */
     const int32_t *scale_of;  /* [count] */
     const int32_t *tensor_of; /* [blocks.count] */
-    te_multi_tensor blocks;          /* all weights under the recipe fp8_block. If the fused update handles none of
-                                      * these, blocks.chunks is 0 */
+    te_multi_tensor blocks;          /* all weights under fp8_block. If the fused update updates none of them,
+                                      * blocks.chunks is 0 */
     uint64_t fingerprint;     /* the value of te__params_fingerprint when the tables were made */
 } te_recipes_adamw;
 
@@ -241,25 +244,25 @@ TE_API te__recipes_adamw_layout te__recipes_adamw_layout_of(const te_recipes *s,
     l.tensor_of = te__suballocate(&l.bytes, (size_t)l.blocks * sizeof(int32_t));
     return l;
 }
-/* Bytes of target memory that te_recipes_adamw_init needs: eight bytes for each parameter, and four for each weight of
- * fp8_block. `recipes` and `opt` must be initialised; if one of them is null, the result is 0. */
+/* Return the bytes of target memory that te_recipes_adamw_init needs: eight bytes for each te_param, and four for each
+ * weight under fp8_block. `recipes` and `opt` must be initialised; if one of them is null, the result is 0. */
 TE_API size_t te_recipes_adamw_bytes(const te_recipes *recipes, const te_adamw *opt) {
     return te__recipes_adamw_layout_of(recipes, opt).bytes;
 }
 
 /* ---- mapping the recipes' weights to the optimizer's tensors ----------------------------------------------------- */
 
-/* Return whether the fused kernels of this file support the optimizer: its rule must be AdamW, its states must not be
- * sharded, and its moments must not be in 8 bits. */
+/* Return whether the fused kernels of this file support the optimizer: its rule must be AdamW, without ZeRO-1 and
+ * without 8-bit moments. */
 TE_API int te__adamw_is_fusable(const te_adamw *opt) {
     return opt->rule == TE_RULE_adamw && !te__moments_8bit(opt->moments) && opt->zero1.ranks == 1;
 }
-/* A weight that is under a recipe. granularity: that of the weight's scales; block: the weight's index among the
- * weights under fp8_block. */
+/* A weight of a GEMM under a recipe. granularity: TE__WEIGHTS_TENSORWISE and so on. block: if the recipe is fp8_block,
+ * the weight's index among the weights under fp8_block. */
 typedef struct te__recipe_entry { te_param *param; int granularity, block; } te__recipe_entry;
 
-/* Fill in entry[s->count], and mark every weight as not handled by the optimizer's update. Returns the number of tiles
- * in all weights of fp8_block. */
+/* Fill in entry[s->count], one entry for each weight, and clear every weight's mark te_fp8_product.updated. Returns the
+ * number of 128 x 128 tiles in all weights under fp8_block. */
 TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     int blocks = 0, tiles = 0;
     te__recipe_iter it = te__recipe_products(s->models, s->model_count);
@@ -271,18 +274,19 @@ TE_API int te__recipe_entries(te__recipe_entry *entry, const te_recipes *s) {
     }
     return tiles;
 }
-/* The entry of p, one of the optimizer's tensors; null if the update neither computes p's amax nor casts p. */
+/* Return the entry of parameter p, one of the optimizer's tensors; null if the fused update neither computes p's amax
+ * nor casts p. */
 TE_API const te__recipe_entry *te__recipe_entry_of(const te__recipe_entry *entry, const te_recipes *s,
                                                    const te_param *p) {
-    const int i = p->fp8.weight; /* p's index in the table `entry`, if p's model is still under the recipes *s, which
-                                  * the next line checks */
+    const int i = p->fp8.weight; /* p's index in `entry`. The next line checks that p's model still belongs to the
+                                  * recipes *s */
     if (p->fp8.scales != &s->scales || i < 0 || i >= s->count || entry[i].param != p) return 0;
     if (entry[i].granularity == TE__WEIGHTS_ROWWISE || entry[i].granularity == TE__WEIGHTS_AT_USE) return 0;
     if (entry[i].granularity == TE__WEIGHTS_BLOCKWISE && p->dtype == TE_f32) return 0;
     return &entry[i];
 }
-/* Fill in the tables in host memory, and mark (te_fp8_product.updated) the weights that the fused update casts or whose
- * amax it computes. tiles: the number of tiles in all weights of fp8_block. */
+/* Fill in the tables in host memory. Set the mark te_fp8_product.updated of each weight for which the fused update
+ * computes the amax or the cast. tiles: the number of 128 x 128 tiles in all weights under fp8_block. */
 TE_API void te__recipes_adamw_map(te_recipes_adamw *u, char *tables, const te__recipes_adamw_layout *l,
                                   const te__recipe_entry *entry, int tiles) {
     int32_t *first = (int32_t *)(void *)(tables + l->first), *scale_of = (int32_t *)(void *)(tables + l->scale_of);
@@ -315,10 +319,10 @@ TE_API te_status te__recipes_adamw_tables(te_recipes_adamw *u, char *memory, con
 
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
-/* Initialise *u for the recipes and the optimizer, which must be initialised already. If one of the two is initialised
- * again later, call te_recipes_adamw_init again, too. memory: target memory of te_recipes_adamw_bytes bytes, aligned to
- * TE_ALIGN. Waits for the stream. Errors: null pointers, recipes or an optimizer that is not initialised, memory too
- * small or misaligned. */
+/* Initialise *u for the recipes and the optimizer, which must be initialised already. If a program initialises the
+ * recipes or the optimizer again, it must also call te_recipes_adamw_init again. memory: target memory of
+ * te_recipes_adamw_bytes bytes, aligned to TE_ALIGN. Waits for the stream. Errors: null pointers, recipes or an
+ * optimizer that is not initialised, memory too small or misaligned. */
 TE_API te_status te_recipes_adamw_init(te_recipes_adamw *u, void *memory, size_t bytes, te_recipes *recipes,
                                        te_adamw *opt, te_context *ctx) {
     TE_TRY(te__check_target(ctx, "recipes_adamw"));
@@ -357,7 +361,8 @@ TE_API te_status te__recipes_adamw_check(const te_recipes_adamw *u, te_context *
                "again");
     return TE_OK;
 }
-/* Enqueue the update: one launch for the tensors that are updated by chunks, and one for those updated by tiles. */
+/* Enqueue the update: one launch for the tensors that are updated by chunks, and one launch for the tensors that are
+ * updated by tiles. */
 TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, const te__adamw_fp8_args *a,
                                                      te_context *ctx) {
     const te_grid chunks = te__grid_of(u->chunks, 1), tiles = te__grid_of(u->blocks.chunks, 1);
@@ -367,8 +372,8 @@ TE_IF_USED TE_API te_status te__recipes_adamw_update(const te_recipes_adamw *u, 
     if (!u->blocks.chunks) return TE_OK;
     return f32 ? te_adamw_update_blockwise_launch(ctx, tiles, a) : te_adamw_update_blockwise_bf16_launch(ctx, tiles, a);
 }
-/* Enqueue a step of the optimizer and of the recipes. All ranks must call this. Before it enqueues anything, this
- * function checks both steps for errors; if these checks find an error, nothing is enqueued. */
+/* Enqueue a step of the optimizer and of the recipes. All ranks must call this function. It checks for the errors of
+ * both steps first; after such an error nothing is enqueued. */
 TE_IF_USED TE_API te_status te_recipes_adamw_step(te_recipes_adamw *u, te_context *ctx) {
     te__adamw_fp8_args a;
     TE_TRY(te__recipes_adamw_check(u, ctx));

@@ -1,19 +1,19 @@
-/* zero1.h -- ZeRO-1: optimizer states sharded over the data group (Rajbhandari et al., "ZeRO: memory optimizations
- * toward training trillion parameter models", SC 2020). This file determines which elements of the parameters each rank
- * updates, and gathers the parameters after the update.
+/* zero1.h -- ZeRO-1: moments and master weights sharded over the data group (Rajbhandari et al., "ZeRO: memory
+ * optimizations toward training trillion parameter models", SC 2020). This file determines which elements of the
+ * parameters each rank updates, and gathers the parameters after the update.
  *
- * Normally a model's parameter buffer, gaps included, is divided into one shard for each rank, of te__slice_elements
- * elements each, regardless of where tensors begin. The few elements after the last shard are replicated: each rank
- * updates all of them.
+ * Normally a model's parameter buffer, gaps included, is divided into one shard of te__slice_elements elements for each
+ * rank, regardless of where tensors begin. The few elements behind the last shard are replicated: every rank updates
+ * all of them.
  *
- * Muon needs whole matrices. If te_zero1.whole is set, each matrix for which this function returns 1 belongs to one
- * rank; the matrices are assigned in list order, such that no rank's work exceeds the mean by more than the work of one
- * matrix. Each of the other tensors is divided into a shard for each rank. Only tensors of less than
- * TE_ZERO1_MIN_ELEMENTS elements are replicated, because a collective would take longer than updating them on each
+ * Muon needs whole matrices. If the callback te_zero1.whole is set, each matrix for which it returns 1 belongs to one
+ * rank. The matrices are assigned to ranks such that no rank's work exceeds the mean by more than the work of one
+ * matrix. Every other tensor is then cut into one shard for each rank. A tensor of less than TE_ZERO1_MIN_ELEMENTS
+ * elements is not divided but replicated, because a collective would take longer than updating the tensor on every
  * rank.
  *
  * Do this:
- *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4; 0 of 1: everything
+ *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4
  *     while (te_zero1_next(&it)) use(it.param, it.from, it.elements);      // a range of the parameter's elements
  */
 #ifndef TE_ZERO1_H
@@ -26,9 +26,9 @@ enum { TE_ZERO1_MIN_ELEMENTS = 1 << 16 };
 
 typedef struct te_zero1 {
     int rank, ranks;
-    int (*whole)(const te_model *model, const te_param *p); /* selects the matrices that must not be divided. Null:
-                                                               there are none, and the buffer of a whole model is
-                                                               divided, instead of each tensor by itself */
+    int (*whole)(const te_model *model, const te_param *p); /* returns 1 for matrices that must not be divided. Null:
+                                                             * the parameter buffer of each model is divided, not each
+                                                             * tensor */
 } te_zero1;
 
 TE_API te_zero1 te_zero1_of(int rank, int ranks) {
@@ -42,25 +42,25 @@ TE_API te_zero1 te_zero1_of(int rank, int ranks) {
 TE_API int te__zero1_keeps_whole(te_zero1 z, const te_model *m, const te_param *p) {
     return z.ranks > 1 && z.whole && p->rows > 1 && p->cols > 1 && z.whole(m, p);
 }
-/* The flops of one iteration of Muon's update (muon.h), which has three products: s x l by l x s, s x s by s x s, and s
- * x s by s x l. s is the smaller and l the larger side of the matrix. The products determine how long the update
- * takes. */
+/* Return the flops of one iteration of Muon's update (muon.h), which determine how long the update takes. Let s be the
+ * smaller and l the larger side of the matrix. An iteration has three matrix products: s x l by l x s, s x s by s x s,
+ * and s x s by s x l. */
 TE_API double te__zero1_matrix_flops(const te_param *p) {
     const double rows = (double)p->rows, cols = (double)p->cols, s = fmin(rows, cols), l = fmax(rows, cols);
     return 4 * s * s * l + 2 * s * s * s;
 }
-/* The bytes that a matrix takes in the buffer of te__zero1_gather. */
+/* Return the bytes that a matrix takes in the buffer of te__zero1_gather. */
 TE_API size_t te__zero1_matrix_bytes(const te_param *p) {
     return (size_t)te_round_up(p->rows * p->cols * (int64_t)te_dtype_bytes(p->dtype), TE_ALIGN);
 }
-/* Visits the matrices that must not be divided, and assigns each to a rank. */
+/* An iterator over the matrices that must not be divided. It assigns each matrix to a rank. */
 typedef struct te__zero1_matrix_iter {
     te_param_iter params;
     te_zero1 zero1;
-    double total, before; /* total: the flops of all matrices that must not be divided; before: the flops of those so
-                           * far, including the current one */
-    int owner, number;    /* the current matrix belongs to the rank `owner`, among whose matrices it has the index
-                             `number` */
+    double total, before; /* total: the flops of all these matrices; before: the flops of the matrices visited so far,
+                           * including the current one */
+    int owner, number;    /* owner: the rank to which the current matrix belongs; number: the index of the matrix among
+                           * this rank's matrices */
 } te__zero1_matrix_iter;
 
 TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int count, te_zero1 zero1) {
@@ -72,15 +72,16 @@ TE_API te__zero1_matrix_iter te__zero1_matrices_of(te_model *const *models, int 
     it.params = te_params_of(models, count), it.zero1 = zero1, it.owner = -1;
     return it;
 }
-/* Determine the owner of the next matrix, p. The work of all matrices, laid out in list order, is divided into equal
- * parts, one for each rank; the owner of p is the rank whose part contains the middle of p's work. */
+/* Determine the owner of the next matrix, p. Imagine the flops of all matrices on a line, in the order of the list of
+ * ops, and the line cut into equal parts, one for each rank. The owner of p is the rank whose part contains the middle
+ * of p's flops. */
 TE_API void te__zero1_assign_owner(te__zero1_matrix_iter *it, const te_param *p) {
     const double work = te__zero1_matrix_flops(p), middle = it->before + work / 2;
     const int owner = (int)te_min(it->zero1.ranks - 1, (int64_t)(middle / it->total * it->zero1.ranks));
     it->number = owner == it->owner ? it->number + 1 : 0;
     it->owner = owner, it->before += work;
 }
-/* Go to the next matrix. Returns 0 if there is none. */
+/* Go to the next matrix that must not be divided. Returns 0 if no such matrix is left. */
 TE_API int te__zero1_next_matrix(te__zero1_matrix_iter *it) {
     while (te_params_next(&it->params)) {
         const te_param *p = it->params.param;
@@ -92,8 +93,8 @@ TE_API int te__zero1_next_matrix(te__zero1_matrix_iter *it) {
 
 /* ---- iterating over the shard of a rank -------------------------------------------------------------------------- */
 
-/* A rank can update two ranges of a parameter: one in its shard, and one in the elements after the last shard, which
- * every rank updates. */
+/* A rank can update two ranges of a parameter's elements: one range in the rank's shard, and one range among the
+ * elements behind the last shard, which every rank updates. */
 enum { TE__ZERO1_SHARD, TE__ZERO1_REMAINDER, TE__ZERO1_DONE };
 
 typedef struct te_zero1_iter {
@@ -101,10 +102,12 @@ typedef struct te_zero1_iter {
     te_zero1 zero1;
     te_param *param;                /* the current parameter */
     int model;                      /* the index of the parameter's model */
-    int64_t from, elements;         /* the current range: which of the parameter's elements this rank updates */
-    int64_t before;                 /* the number of elements of all parameters before the current one, gaps included */
+    int64_t from, elements;         /* the current range: this rank updates the parameter's elements from to from +
+                                     * elements - 1 */
+    int64_t before;                 /* the number of elements of all parameters before the current parameter, gaps
+                                     * included */
     int is_replicated;              /* 1: every rank updates this range */
-    int next;                       /* which range of the current parameter comes next: TE__ZERO1_SHARD and so on */
+    int next;                       /* the current parameter's next range: TE__ZERO1_SHARD, _REMAINDER or _DONE */
     te__zero1_matrix_iter matrices; /* assigns each matrix that must not be divided to a rank */
 } te_zero1_iter;
 
@@ -115,8 +118,8 @@ TE_API te_zero1_iter te_zero1_iter_of(te_model *const *models, int count, te_zer
     it.matrices = te__zero1_matrices_of(models, count, zero1);
     return it;
 }
-/* Set the iterator's range (it->from, it->elements) to those elements of the current parameter that are among elements
- * [from, to) of its model's buffer. Returns whether there are any. */
+/* Set the iterator's range (it->from, it->elements) to the elements of the current parameter that lie among the
+ * elements `from` to `to` - 1 of the model's parameter buffer. Returns whether the range has any element. */
 TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     const te_model *m = it->params.models[it->model];
     const int64_t bytes = (const char *)it->param->data - (const char *)m->params;
@@ -125,20 +128,20 @@ TE_API int te__zero1_intersect(te_zero1_iter *it, int64_t from, int64_t to) {
     it->from = first - at, it->elements = last - first;
     return first < last;
 }
-/* Set the iterator's range to the whole parameter, so that the parameter has no other range. */
+/* Set the iterator's range to the whole parameter, as the only range of the parameter. */
 TE_API int te__zero1_all_of_param(te_zero1_iter *it, int is_replicated) {
     it->from = 0, it->elements = it->param->rows * it->param->cols;
     it->next = TE__ZERO1_DONE, it->is_replicated = is_replicated;
     return 1;
 }
-/* The number of elements in each shard of a tensor that is sharded on its own (te_zero1.whole is set), not as a range
- * of the model's buffer; 0 if the tensor is replicated. */
+/* If te_zero1.whole is set, each tensor is sharded separately. Return how many elements each shard of parameter p then
+ * has; 0 if p is replicated. */
 TE_API int64_t te__zero1_tensor_shard(te_zero1 z, const te_param *p) {
     const int64_t n = p->rows * p->cols;
     return n < TE_ZERO1_MIN_ELEMENTS ? 0 : te__slice_elements(n, z.ranks);
 }
-/* Set the iterator's range of the current parameter, for the case that te_zero1.whole is set and each tensor is sharded
- * on its own. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
+/* If te_zero1.whole is set, each tensor is sharded separately. For this case, set the iterator's range of the current
+ * parameter. range: TE__ZERO1_SHARD or TE__ZERO1_REMAINDER. Returns whether this rank has this range of the
  * parameter. */
 TE_API int te__zero1_part_of_tensor(te_zero1_iter *it, int range) {
     const te_zero1 z = it->zero1;
@@ -162,7 +165,7 @@ TE_API int te__zero1_part_of_param(te_zero1_iter *it) {
     if (it->is_replicated) return te__zero1_intersect(it, shard * ranks, all);
     return te__zero1_intersect(it, shard * it->zero1.rank, shard * (it->zero1.rank + 1));
 }
-/* Go to the next range. Returns 0 if there is none. */
+/* Go to the next range of elements that this rank updates. Returns 0 if no range is left. */
 TE_API int te_zero1_next(te_zero1_iter *it) {
     for (;;) {
         while (it->next != TE__ZERO1_DONE)
@@ -175,7 +178,7 @@ TE_API int te_zero1_next(te_zero1_iter *it) {
 
 /* ---- checks ------------------------------------------------------------------------------------------------------ */
 
-/* For models whose gradients are sharded (te_fsdp_init): check that `zero1` divides the parameters into the same
+/* If te_fsdp_init has sharded a model's gradients, check that `zero1` divides the model's parameters into the same
  * shards. */
 TE_API te_status te__zero1_check_shards(te_model *const *models, int count, te_zero1 zero1, const char *who,
                                         te_context *ctx) {
@@ -190,9 +193,9 @@ TE_API te_status te__zero1_check_shards(te_model *const *models, int count, te_z
     }
     return TE_OK;
 }
-/* Check that there are as many shards as ranks in the data group. If the buffers of whole models are divided, also
- * check that each model has its parameters in one buffer and in one dtype, and its gradients in one buffer in the same
- * order. */
+/* Check that there are as many shards as ranks in the data group. If the parameter buffers of whole models are divided
+ * (te_zero1.whole is null), also check that each model has all parameters in one buffer and in one dtype, and all
+ * gradients in another buffer in the same order. */
 TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 zero1, const char *who, te_context *ctx) {
     const int ranks = zero1.ranks;
     TE_REQUIRE(ranks == 1 || ranks == te_data_group(ctx)->size, ctx, TE_ERROR_VALUE,
@@ -216,7 +219,8 @@ TE_API te_status te__zero1_check(te_model *const *models, int count, te_zero1 ze
 
 /* ---- gathering the parameters after the update ------------------------------------------------------------------- */
 
-/* Bytes of the buffer that te__zero1_gather needs: for each rank, the size of the largest undivided matrix. */
+/* Return the bytes of the buffer that te__zero1_gather needs: the number of ranks times the size of the largest
+ * undivided matrix. */
 TE_API size_t te__zero1_gather_bytes(te_model *const *models, int count, te_zero1 zero1) {
     size_t largest = 0;
     te__zero1_matrix_iter it = te__zero1_matrices_of(models, count, zero1);
@@ -226,8 +230,8 @@ TE_API size_t te__zero1_gather_bytes(te_model *const *models, int count, te_zero
     }
     return largest * (size_t)zero1.ranks;
 }
-/* By one collective, through `buffer`, gather one matrix of each rank: the one with the index `number` among the rank's
- * matrices. *any: whether any rank has a matrix with this index. */
+/* Gather one matrix of each rank with one collective, through `buffer`: the matrix with the index `number` among the
+ * rank's undivided matrices. *any: output, whether any rank has a matrix with this index. */
 TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_zero1 zero1, int number, char *buffer,
                                         int *any, te_context *ctx) {
     size_t largest = 0;
@@ -254,8 +258,8 @@ TE_API te_status te__zero1_gather_round(te_model *const *models, int count, te_z
     }
     return TE_OK;
 }
-/* Gather the parameters, for the case that te_zero1.whole is set: first the shards of the tensors that are divided,
- * then the matrices that are not divided. */
+/* Gather the parameters if te_zero1.whole is set: first the shards of the divided tensors, then the undivided
+ * matrices. */
 TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, te_zero1 zero1, char *buffer,
                                             te_context *ctx) {
     te_param_iter it = te_params_of(models, count);
@@ -269,8 +273,8 @@ TE_API te_status te__zero1_gather_by_tensor(te_model *const *models, int count, 
         TE_TRY(te__zero1_gather_round(models, count, zero1, number, buffer, &any, ctx));
     return TE_OK;
 }
-/* Enqueue the gathering of the parameters: each rank sends the elements that it has updated, so that afterwards all
- * ranks have all new parameters. buffer: target memory of te__zero1_gather_bytes bytes. */
+/* Enqueue the gathering of the updated parameters. Each rank sends the elements that it has updated, so that at the end
+ * all ranks have all new parameters. buffer: target memory of te__zero1_gather_bytes bytes. */
 TE_API te_status te__zero1_gather(te_model *const *models, int count, te_zero1 zero1, char *buffer, te_context *ctx) {
     if (zero1.whole) return te__zero1_gather_by_tensor(models, count, zero1, buffer, ctx);
     for (int i = 0; i < count; i++) {

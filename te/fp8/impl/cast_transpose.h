@@ -1,6 +1,6 @@
 /* cast_transpose.h -- kernels that in one pass cast a tensor to FP8, store the result and its transpose, and compute
- * the tensor's amax. TE_FP8_KERNELS makes such kernels from two functions, load and compute, which produce the
- * elements; TE_QUANTIZE makes kernels that cast a tensor in memory.
+ * the tensor's amax. TE_QUANTIZE makes kernels that cast a tensor in memory. TE_FP8_KERNELS makes kernels that cast the
+ * results of a computation, which two functions, load and compute, define.
  *
  * Do this, to cast a tensor:
  *     TE_QUANTIZE(of_bf16, bf16)                         // defines the kernels and of_bf16_run
@@ -16,11 +16,11 @@
  *     TE_FP8_KERNELS(my_kernel, 4, my_args, my_load, my_compute, 1)
  *     ... TE_TRY(te__fp8_check(&args.out, "my_op", ctx)); TE_TRY(my_kernel_run(&args, ctx));
  *
- * A thread block casts a tile of 128 x 128 elements, and each of its lanes (threads) a piece of 8 x 8. A lane loads the
- * eight rows of its piece at once, stores eight bytes of y for each row, transposes the bytes in registers, and writes
- * them to shared memory. From there the block stores the transposed tile in runs of 128 bytes. Lower bound: the inputs
- * are read once, y and yt written once (bytes for each bf16 element: 4; without yt 3; amax alone 2). Measurements:
- * docs/notes/fp8_casts.md.
+ * A thread block casts a tile of 128 x 128 elements, and each of its lanes (threads) casts 8 x 8 elements of the tile.
+ * A lane loads its eight rows at once, stores eight bytes of y for each row, transposes the bytes in registers, and
+ * writes them to shared memory. From there the block stores the transposed tile in runs of 128 bytes. Lower bound of
+ * the time: reading the inputs once and writing y and yt once (4 bytes for each bf16 element; 3 without yt; 2 for amax
+ * alone). Measurements: docs/notes/fp8_casts.md.
  */
 #ifndef TE_CAST_TRANSPOSE_H
 #define TE_CAST_TRANSPOSE_H
@@ -33,7 +33,8 @@
 
 enum {
     TE_FP8_TILE = 128,
-    TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces in a tile, one for each lane */
+    TE_FP8_LANES = TE_FP8_TILE / 8 * (TE_FP8_TILE / 8), /* the number of 8 x 8 pieces of a tile; each lane has one
+                                                         * piece */
     TE_FP8_THREADS = TE_CUDA ? TE_FP8_LANES : 1,
     TE_FP8_MAX_INPUTS = 3 /* the largest number of inputs of a kernel; the backward of a gated activation, for example,
                            * reads dy and the two halves of x */
@@ -41,15 +42,14 @@ enum {
 
 /* The outputs of a cast. All pointers point to target memory. */
 typedef struct te_fp8_out {
-    uint8_t *y, *yt;    /* y is [rows, cols]; yt is the transpose of y, [cols, yt_cols]. Each pointer may be null if
-                         * that output is not wanted */
-    float *amax;        /* updated to the maximum of its current value and the magnitudes of all elements before
-                         * scaling; null if no amax is wanted */
-    const float *scale; /* each element is multiplied by *scale before it is rounded; null stands for a scale of 1 */
-    float *inverse;     /* [2], output: 1 / scale and the scale (te_scale_save); null if they are not wanted */
+    uint8_t *y, *yt;    /* y is [rows, cols]; yt is the transpose of y, [cols, yt_cols]. A null pointer: this output is
+                         * not stored */
+    float *amax;        /* updated to max(*amax, |v| of all elements v before scaling); null: no amax is computed */
+    const float *scale; /* each element is multiplied by *scale before it is rounded; null means a scale of 1 */
+    float *inverse;     /* [2], output: 1 / scale and the scale (te_scale_save); null: they are not stored */
     int64_t rows, cols;
-    /* the number of columns of yt: at least rows, at most rows + 127. It may exceed `rows` because GEMMs need a
-     * multiple of 16. The columns of yt from index `rows` on are filled with zeros. */
+    /* the number of columns of yt, from `rows` to rows + 127. It may exceed `rows`, because GEMMs need a multiple of
+     * 16. The columns of yt from index `rows` on are filled with zeros. */
     int64_t yt_cols;
     te_dtype to;        /* e4m3 or e5m2 */
     const te_rng *rng;  /* the random state for stochastic rounding */
@@ -57,10 +57,10 @@ typedef struct te_fp8_out {
     uint32_t stream;
 } te_fp8_out;
 
-/* The types of the two functions from which TE_FP8_KERNELS makes a kernel. The load function loads from each input the
- * eight elements that begin at (row, col); only the first n of these lie in the tensor. The compute function computes
- * eight results from these elements. `arg` points to the kernel's arguments. `aligned` is a compile-time constant; it
- * is 1 if n is 8 and the index of the first element is a multiple of eight. */
+/* The types of the two functions from which TE_FP8_KERNELS makes a kernel. The load function loads, from each input,
+ * the eight elements of row `row` that begin at column `col`; only the first n of the eight lie in the tensor. The
+ * compute function computes eight results from these elements. `arg` points to the kernel's arguments. `aligned` is a
+ * compile-time constant: 1 if n is 8 and the index of the first element is a multiple of eight. */
 typedef void (*te_fp8_load_fn)(te_vec8 *in, const void *arg, int64_t row, int64_t col, int n, int aligned);
 typedef void (*te_fp8_compute_fn)(float v[8], const te_vec8 *in, const void *arg, int64_t row, int64_t col);
 
@@ -78,8 +78,8 @@ TE_FN te_fp8_options te_fp8_options_of(const int inputs, const int aligned, cons
     return k;
 }
 
-/* The position of a lane's 8 x 8 piece: (row, col) relative to the tile in which it lies. The tile begins at (row0,
- * col0) of the tensor. */
+/* The position of a lane's 8 x 8 piece. The tile begins at row row0 and column col0 of the tensor, and the piece begins
+ * at row `row` and column `col` of the tile. */
 typedef struct te_fp8_piece { int64_t row0, col0; int row, col; } te_fp8_piece;
 
 TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col) {
@@ -88,7 +88,7 @@ TE_FN te_fp8_piece te__fp8_piece_at(int64_t row0, int64_t col0, int row, int col
     return at;
 }
 
-/* A transposed tile in shared memory: 128 bytes for each column of the tile, in swizzled chunks of 16 bytes. */
+/* A transposed tile in shared memory: for each column of the tile 128 bytes, whose 16-byte chunks are swizzled. */
 typedef struct __attribute__((aligned(16))) te_fp8_shared {
     uint32_t word[TE_FP8_TILE * TE_FP8_TILE / 4];
 } te_fp8_shared;
@@ -96,15 +96,15 @@ typedef struct __attribute__((aligned(16))) te_fp8_shared {
 typedef struct __attribute__((aligned(8), may_alias)) te__bytes8 { uint32_t w[2]; } te__bytes8;
 typedef struct __attribute__((aligned(16), may_alias)) te__bytes16 { uint32_t w[4]; } te__bytes16;
 
-/* Return the index in te_fp8_shared of the word that holds rows `row` to row + 3 of column `col`. Words are swizzled so
- * that columns that are eight apart lie in different banks. */
+/* Return the index in te_fp8_shared of the word that holds rows `row` to row + 3 of column `col`. The swizzle places
+ * columns that are eight apart in different banks. */
 TE_FN int te__fp8_word_at(int col, int row) {
     return col * (TE_FP8_TILE / 4) + ((row / 16 ^ (col / 8 & 7)) * 4 | (row / 4 & 3));
 }
 
 /* ---- a lane's piece of 8 x 8 ------------------------------------------------------------------------------------- */
 
-/* Store the first n of eight bytes to y + at. `aligned` must be 1 if n is 8 and the address is a multiple of eight,
+/* Store the first n bytes of the eight bytes r to y + at. aligned: 1 if n is 8 and the address is a multiple of eight,
  * else 0. */
 TE_FN void te__fp8_store_row(uint8_t *y, int64_t at, const uint32_t r[2], int n, const int aligned) {
     if (aligned) {
@@ -114,8 +114,8 @@ TE_FN void te__fp8_store_row(uint8_t *y, int64_t at, const uint32_t r[2], int n,
     } else
         TE_UNROLL for (int k = 0; k < 8; k++) if (k < n) y[at + k] = (uint8_t)(r[k / 4] >> 8 * (k % 4));
 }
-/* Write a piece into the transposed tile in shared memory. The piece holds eight bytes of each of eight rows and begins
- * at (row, col) of the tile. */
+/* Write the piece r of 8 x 8 bytes, transposed, into the transposed tile in shared memory. The piece begins at row
+ * `row` and column `col` of the tile. */
 TE_FN void te__fp8_transpose_piece(te_fp8_shared *transposed, uint32_t r[8][2], int row, int col) {
     TE_UNROLL for (int half = 0; half < 2; half++) {
         uint32_t from[2][4], t[2][4];
@@ -128,8 +128,8 @@ TE_FN void te__fp8_transpose_piece(te_fp8_shared *transposed, uint32_t r[8][2], 
         }
     }
 }
-/* Round elements e to e + 7 of a tensor stochastically; e must be a multiple of eight. Each element uses 16 bits of the
- * four random words that Philox generates for index e / 8. */
+/* Round the elements e to e + 7 of a tensor, v, stochastically; e must be a multiple of eight. Each element uses 16
+ * bits of the four random words that Philox generates for index e / 8. */
 TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out *o, int64_t e, const te_dtype to) {
     const te_rng rng = *o->rng;
     uint32_t word[4];
@@ -142,8 +142,8 @@ TE_FN void te__fp8_stochastic8(uint32_t r[2], const float v[8], const te_fp8_out
         r[k / 4] |= byte << 8 * (k % 4);
     }
 }
-/* Compute the elements v of a lane's 8 x 8 piece, cast them, and store the result to y and to the transposed tile.
- * Returns the largest |v| before scaling, as the bits of a float. */
+/* Compute the elements of a lane's 8 x 8 piece, cast them, and store the result to y and to the transposed tile.
+ * Returns the largest magnitude of the elements before scaling, as the bits of a float. */
 TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed, te_fp8_load_fn load,
                                   te_fp8_compute_fn compute, const void *arg, const te_fp8_options k,
                                   const te_fp8_piece at) {
@@ -173,9 +173,9 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store the first n of 16 bytes to a row of yt; the other bytes would lie outside of yt. Of the n bytes, those from
- * index `exist` on are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16, and
- * the address is a multiple of 16. */
+/* Store the first n of the 16 bytes w to a row of yt, because the other bytes would lie outside yt. The bytes from
+ * index `exist` to n - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16,
+ * and the address is a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -220,8 +220,8 @@ TE_FN void te__fp8_tile(const te_fp8_out *o, te_block b, te_fp8_shared *transpos
     if (o->amax) te_amax_atomic_max(o->amax, amax, g);
     if (o->inverse && b.x == 0 && g.id == 0) te_scale_save(o->inverse, o->scale ? *o->scale : 1.0f);
 }
-/* Cast the tile of block b to o->to, e4m3 or e5m2. The branch on the format makes k.to a compile-time constant for the
- * code of each format. */
+/* Cast the tile of thread block b to the format o->to, e4m3 or e5m2. The branch makes the format, k.to, a compile-time
+ * constant in each of the two calls. */
 TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transposed, te_fp8_load_fn load,
                        te_fp8_compute_fn compute, const void *arg, te_fp8_options k) {
     if (o->to == TE_e4m3) k.to = TE_e4m3, te__fp8_tile(o, b, transposed, load, compute, arg, k);
@@ -230,8 +230,8 @@ TE_FN void te_fp8_body(const te_fp8_out *o, te_block b, te_fp8_shared *transpose
 
 /* ---- kernels of a producer --------------------------------------------------------------------------------------- */
 
-/* Make the checks that every call of a kernel with these outputs needs. `who` is the name of the calling function, for
- * the error text. */
+/* Check the outputs *o of a cast before the kernel is launched. who: the name of the calling function, for the error
+ * text. */
 TE_API te_status te__fp8_check(const te_fp8_out *o, const char *who, te_context *ctx) {
     TE_TRY(te__check_target(ctx, who));
     TE_REQUIRE(te_is_fp8(o->to), ctx, TE_ERROR_DTYPE, "%s: to %s; it must be e4m3 or e5m2", who, te_dtype_name(o->to));
@@ -251,10 +251,10 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
     return te__grid_of(te_ceil_div(o->rows, TE_FP8_TILE) * te_ceil_div(o->cols, TE_FP8_TILE), 1);
 }
 
-/* Define two kernels that cast the results of `compute`, one for `cols` that are a multiple of eight and one for other
- * `cols`; and te_status name_run(const type *, ctx), which launches the kernel that fits. resident: the number of
- * blocks that must fit on an SM, for which the compiler limits the registers of a thread; inputs: how many vectors the
- * load function fills. */
+/* Define two kernels that cast the results of `compute`, one for a number of columns that is a multiple of eight and
+ * one for any number of columns, and te_status name_run(const type *, ctx), which launches the right one. resident: the
+ * number of blocks that must fit on an SM, to which the compiler limits the registers of a thread. inputs: how many
+ * vectors the load function fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -265,8 +265,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
         return o->cols % 8 == 0 ? name##_aligned_launch(ctx, te__fp8_grid(o), args)                                \
                                 : name##_unaligned_launch(ctx, te__fp8_grid(o), args);                             \
     }
-/* Define one kernel that casts the results of `compute`. aligned: 1 if the kernel is for `cols` that are a multiple of
- * eight. stochastic: 1 if the kernel rounds stochastically; then `aligned` must be 1. */
+/* Define one kernel that casts the results of `compute`. aligned: 1 if the number of columns is always a multiple of
+ * eight. stochastic: 1 if the kernel rounds stochastically; `aligned` must then be 1. */
 #define TE_FP8_KERNEL(name, resident, type, load, compute, inputs, aligned, stochastic)                            \
     TE_KERNEL_RESIDENT(name, TE_FP8_THREADS, resident, type, TE_SHARED te_fp8_shared transposed;                   \
                        te_fp8_body((const te_fp8_out *)(const void *)te_args, te_at, &transposed, load, compute,   \
@@ -275,20 +275,20 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 /* ---- TE_QUANTIZE: cast a tensor with one scale ------------------------------------------------------------------- */
 
 /* Arguments of a cast y = x * scale, rounded to nearest even and saturated (dtype.h). yt [cols, rows] has the same
- * bytes as y, transposed. If y and yt are null, only amax is computed, as in the first pass of current scaling. */
+ * bytes as y, transposed. If y and yt are null, the kernel computes only the amax, as the first pass of current scaling
+ * does. */
 typedef struct te_quantize {
-    void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; each may be null if it is not wanted */
-    float *amax;        /* updated to the maximum of its current value and all |x|; in target memory; null if no amax is
-                         * wanted */
+    void *y, *yt;       /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: this output is not stored */
+    float *amax;        /* updated to max(*amax, |x| of all elements); in target memory; null: no amax is computed */
     const void *x;      /* [rows, cols] of the dtype that the kernels are made for */
-    const float *scale; /* in target memory; null stands for a scale of 1 */
-    float *inverse;     /* [2], output: 1 / scale and the scale; in target memory; null if they are not wanted */
+    const float *scale; /* in target memory; null means a scale of 1 */
+    float *inverse;     /* [2], output: 1 / scale and the scale; in target memory; null: not stored */
     int64_t rows, cols;
-    int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
+    int64_t yt_cols; /* from `rows` to the next multiple of 128; yt's columns from index `rows` on become zeros */
     te_dtype to;
     const te_rng *rng;  /* the random state for stochastic rounding, in target memory */
-    /* the number of the random stream for stochastic rounding. Two tensors that are cast with the same random state in
-     * one pass must have different streams; otherwise they would get the same random numbers */
+    /* the number of the random stream for stochastic rounding. Two tensors that are cast with the same random state
+     * must have different stream numbers, because otherwise both would get the same random numbers */
     uint32_t stream;
 } te_quantize;
 
@@ -301,8 +301,8 @@ TE_API te_quantize te__quantize_of(int64_t rows, int64_t cols) {
 
 typedef struct te_quantize_args { te_fp8_out out; const void *x; } te_quantize_args;
 
-/* If no transpose is wanted, reshape the tensor so that its rows are as long as possible, but no longer than a row of a
- * tile. The result of a cast without a transpose does not depend on the shape. */
+/* If no transpose is stored (o->yt is null), treat the tensor as a matrix with rows as long as possible, but no longer
+ * than the row of a tile. This is correct because a cast without a transpose does not depend on the shape. */
 TE_API void te__quantize_flatten(te_fp8_out *o) {
     int64_t cols = TE_FP8_TILE;
     if (o->yt) return;
@@ -339,8 +339,8 @@ TE_API te_status te__quantize_run(te__quantize_fn run, const te_quantize *q, con
     return run(&a, ctx);
 }
 
-/* the number of blocks that must fit on an SM, for which the compiler limits the registers of a thread. The number is
- * smaller for an x in f32, which takes more registers */
+/* The number of thread blocks that must fit on an SM; the compiler limits the registers of a thread accordingly. For an
+ * x in f32, which takes more registers, the number is smaller */
 enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 #define TE__QUANTIZE_RESIDENT(from) (TE_##from == TE_f32 ? TE_QUANTIZE_RESIDENT_f32 : TE_QUANTIZE_RESIDENT)
 
@@ -350,16 +350,16 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
     TE_FP8_KERNELS(name##_of, TE__QUANTIZE_RESIDENT(from), te_quantize_args, name##_load, name##_compute, 1)          \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* Define a kernel for tensors of dtype `from` whose `cols` are a multiple of eight, as all widths in a list of ops are;
- * and te_status name_run(const te_quantize *q, te_context *ctx). (TE_QUANTIZE defines a second kernel, for other
- * `cols`.) */
+/* Define te_status name_run(const te_quantize *q, te_context *ctx) and its only kernel, for tensors of dtype `from`
+ * whose number of columns is a multiple of eight. (TE_QUANTIZE also defines a kernel for other numbers of columns.) */
 #define TE_QUANTIZE_VEC8(name, from)                                                                                  \
     TE__QUANTIZE_PRODUCER(name, from)                                                                                 \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_of, from, 0)                                                                \
     TE_API te_status name##_run(const te_quantize *q, te_context *ctx)                                                \
         { return te__quantize_run(name##_of_run, q, #name, ctx); }
-/* To be used after TE_QUANTIZE_VEC8: define name_stochastic_run, which rounds stochastically, so that the expected
- * value of y is x * scale. The random numbers come from stream q.stream of the random state q.rng. */
+/* Define name_stochastic_run, which rounds stochastically, so that the expected value of y is x * scale. The random
+ * numbers come from stream q->stream of the random state q->rng. TE_QUANTIZE_VEC8(name, from) must precede this
+ * macro. */
 #define TE_QUANTIZE_STOCHASTIC(name, from)                                                                            \
     TE__QUANTIZE_VEC8_KERNEL(name, name##_stochastic_of, from, 1)                                                     \
     TE_API te_status name##_stochastic_run(const te_quantize *q, te_context *ctx) {                                   \
@@ -385,8 +385,8 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 /* ---- several tensors in one launch ------------------------------------------------------------------------------- */
 
 /* The arguments of a kernel that casts all tensors of a table to e4m3 in one launch. The table has a te_quantize_args
- * for each tensor; a chunk of the table is one tile of a tensor. The kernel reads and writes as many bytes as one
- * launch for each tensor would. */
+ * for each tensor. A chunk, the work of one thread block, is a tile of 128 x 128 elements of a tensor. The kernel reads
+ * and writes as many bytes as one launch for each tensor would. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
     int cast; /* 1: compute y and yt; 0: compute only amax */
@@ -398,8 +398,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
     else a.out.y = a.out.yt = 0;
     return a;
 }
-/* Define te_status name_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx), for tensors whose `cols`
- * are a multiple of eight. */
+/* Define te_status name_multi_tensor_run(const te_quantize_multi_tensor *t, te_context *ctx), for tensors whose number
+ * of columns is a multiple of eight. */
 #define TE_QUANTIZE_MULTI_TENSOR(name, from)                                                                          \
     TE__QUANTIZE_PRODUCER(name##_multi_tensor, from)                                                                  \
     TE_FN void name##_multi_tensor_body(const te_quantize_multi_tensor *t, te_block b, te_fp8_shared *transposed) {   \
@@ -414,8 +414,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
 
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 
-/* Transpose the tile of block b of x, which is in FP8. The function only moves bytes, so it works for both formats.
- * Memory traffic: one byte is read and one byte written for each element. */
+/* Transpose one tile of x, an FP8 tensor of either format, because the function only moves bytes. Thread block b
+ * selects the tile. Memory traffic: one byte is read and one byte written for each element. */
 TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_shared *transposed) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;

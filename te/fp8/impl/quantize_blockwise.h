@@ -4,19 +4,19 @@
  * Do this:
  *     TE_QUANTIZE_BLOCKWISE(of_bf16, bf16)                            // defines the kernel and of_bf16_run
  *     te_quantize_blockwise q = te__quantize_blockwise_of(rows, cols); // cols a multiple of 16
- *     q.x = x, q.y = y, q.y_inverse = s, q.yt = yt, q.yt_inverse = t; // y or yt, with its scales, may stay null
+ *     q.x = x, q.y = y, q.y_inverse = s, q.yt = yt, q.yt_inverse = t; // y and s, or yt and t, may stay null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
  * 1D blocks (default): y[rows, cols] has one scale for each 1 x 128 elements of a row of x. Its transpose yt[cols,
  * yt_cols], which the weight gradient reads, has one scale for each 128 x 1 elements of a column of x. Because the
  * scales differ, both y and yt are rounded from x itself (DeepSeek-V3, arXiv:2412.19437, section 3.3). 2D blocks
  * (q.square_blocks, for weights): there is one scale for each 128 x 128 elements, and yt has the same bytes as y,
- * transposed. scale = the largest number of the format / amax of the block; it is 1 if amax is 0, infinite or NaN.
+ * transposed. scale = (largest number of the FP8 format) / (amax of the block), or 1 if the amax is 0, infinite or NaN.
  * scales.h describes the layout of scales.
  *
  * A thread block casts a tile of 128 x 128. Each lane (thread) holds 8 x 8 elements in registers while the amax of each
- * row and column is reduced in shared memory. Lower bound: the time of a copy of the same bytes. These are 4.06 bytes
- * for each bf16 element: 2 of x, 1 of y, 1 of yt, and 1/32 of each of the two arrays of scales. Measurements:
+ * row and column is reduced in shared memory. Lower bound of the time: a copy of as many bytes, 4.06 for each bf16
+ * element: 2 of x, 1 of y, 1 of yt, and 1/32 of each of the two arrays of scales. Measurements:
  * docs/notes/fp8_casts.md.
  */
 #ifndef TE_QUANTIZE_BLOCKWISE_H
@@ -27,16 +27,16 @@
 #include "cast_transpose.h"    /* te__fp8_transpose_piece, te__fp8_store_tile */
 
 typedef struct te_quantize_blockwise {
-    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols], of dtype `to`; each may be null if it is not
-                                     * wanted */
+    void *y, *yt;                   /* [rows, cols] and [cols, yt_cols], of dtype `to`; null: this output is not
+                                     * stored */
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
-    int64_t yt_cols; /* at least rows, at most the next multiple of 128; columns of yt from index `rows` on are zeros */
+    int64_t yt_cols; /* from `rows` to the next multiple of 128; yt's columns from index `rows` on become zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128 elements; 0: blocks of 1 x 128 elements */
-    te_scale_rule rule; /* only the members epsilon, margin and power_of_two of the rule are used, because there is no
-                         * amax history */
+    te_scale_rule rule; /* only its members epsilon, margin and power_of_two are used, because there is no amax
+                         * history */
 } te_quantize_blockwise;
 
 TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t cols) {
@@ -49,12 +49,11 @@ TE_API te_quantize_blockwise te__quantize_blockwise_of(int64_t rows, int64_t col
 typedef struct te_blockwise_args { te_fp8_out out; te_quantize_blockwise q; } te_blockwise_args;
 
 enum {
-    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* the number of 8 x 8 pieces along a side of the tile; on CUDA
-                                                          * each lane has one piece */
+    TE_BLOCKWISE_LANES_A_SIDE = TE_FP8_TILE / 8,         /* the number of 8 x 8 pieces along a side of the tile */
     TE_BLOCKWISE_PIECES = TE_FP8_LANES / TE_FP8_THREADS, /* the number of 8 x 8 pieces that a lane has: one on CUDA, all
                                                           * pieces of the tile on the host */
-    /* the pitch of te_blockwise_shared.amax, in words. It is padded so that the lanes of a warp write to different
-     * banks */
+    /* the pitch of te_blockwise_shared.amax, in words. The padding of 4 words makes the lanes of a warp write to
+     * different banks */
     TE_BLOCKWISE_LINE_PITCH = TE_FP8_TILE + 4
 };
 /* The 8 x 8 pieces of x that a lane holds in registers while the scales are computed. */
@@ -63,16 +62,16 @@ typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_
  * and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
-        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among elements 8 k to 8 k + 7 of this row or column
-         * of the tile, in the dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
+        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among the elements 8 k to 8 k + 7 of a line, in the
+         * dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
-    uint32_t line[2][TE_FP8_TILE]; /* the bits of each line's scale. With 2D blocks, it has the bits of the line's
-                                    * largest |x| until the scale is computed */
+    uint32_t line[2][TE_FP8_TILE]; /* the bits of each line's scale. With 2D blocks, at first the bits of the line's
+                                    * largest |x|, from which the scale is computed */
 } te_blockwise_shared;
 
-/* The position in the tensor of a tile's first element. */
+/* The row and the column, in the tensor, of a tile's first element. */
 typedef struct te_blockwise_origin { int64_t row, col; } te_blockwise_origin;
 
 TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
@@ -88,12 +87,13 @@ TE_FN te_blockwise_origin te__blockwise_origin_at(int64_t row, int64_t col) {
 TE_FN int te__blockwise_rows(int64_t rows, int64_t cols, int64_t row, int64_t col) {
     return col < cols ? (int)te_max(0, te_min(8, rows - row)) : 0;
 }
-/* Load piece i of the tile at (row0, col0). `from` is the dtype of x; here and below it is a compile-time constant. */
+/* Load piece i (8 x 8 elements) of the tile whose first element is at (row0, col0). from: the dtype of x, a
+ * compile-time constant. */
 TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int64_t row0, int64_t col0, int i,
                               const te_dtype from) {
     const int64_t row = row0 + i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = col0 + i % TE_BLOCKWISE_LANES_A_SIDE * 8;
     const int rows = te__blockwise_rows(q->rows, q->cols, row, col);
-    /* the bytes of a row of x. They fit into 32 bits, because te__blockwise_args_of has checked the number of
+    /* the bytes of a row of x, which fit into 32 bits, because te__blockwise_args_of has checked the number of
      * columns */
     const uint32_t pitch = (uint32_t)(q->cols * (int64_t)te_dtype_bytes(from));
     const char *first =
@@ -103,8 +103,8 @@ TE_FN void te__blockwise_load(const te_quantize_blockwise *q, te_vec8 x[8], int6
         if ((int)k < rows) te_vec8_load(&x[k], first + (uint64_t)k * pitch, 0, 8, 1, from);
     }
 }
-/* Store eight elements to `to`, which is aligned to 16 bytes: as four words if an element has 16 bits, else as eight
- * words. */
+/* Store the eight elements *e to the address `to`, which is a multiple of 16 bytes. The elements take four words in a
+ * 16-bit format, and eight words in f32. */
 TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dtype from) {
     TE_UNROLL for (int h = 0; h < (from == TE_f32 ? 2 : 1); h++) {
         te__bytes16 four;
@@ -112,7 +112,7 @@ TE_FN void te__blockwise_store_words(uint32_t *to, const te_vec8 *e, const te_dt
         ((te__bytes16 *)(void *)to)[h] = four;
     }
 }
-/* Write the largest |x| of each row and column of piece i, the i-th 8 x 8 elements of the tile, to shared memory.
+/* Write the largest |x| of each row and of each column of piece i (8 x 8 elements of the tile) to shared memory.
  * Elements outside the tensor were loaded as 0. */
 TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, int i, const te_dtype from) {
     const int down = i / TE_BLOCKWISE_LANES_A_SIDE, across = i % TE_BLOCKWISE_LANES_A_SIDE;
@@ -126,8 +126,8 @@ TE_FN void te__blockwise_piece_amax(const te_vec8 x[8], te_blockwise_shared *s, 
     te__blockwise_store_words(&s->u.amax[0][across][words * down], &of_rows, from);
     te__blockwise_store_words(&s->u.amax[1][down][words * across], &of_cols, from);
 }
-/* Return the largest |x| of line i, as the bits of a float. If i < TE_FP8_TILE, this is row i of the tile; otherwise it
- * is column i - TE_FP8_TILE. */
+/* Return the largest |x| of line i, as the bits of a float. Lines 0 to 127 are the rows of the tile, and lines 128 to
+ * 255 its columns. */
 TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, const te_dtype from) {
     const int at = i % TE_FP8_TILE, is_16_bit = from != TE_f32;
     uint32_t amax = 0;
@@ -158,15 +158,16 @@ TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_s
     }
     s->line[is_column][at] = bits;
 }
-/* Store `value`, which is 1 / scale of the 128 x 128 block (row, col), to its entry of `inverse`. For the last block of
- * a row of blocks, also fill the padding at the end of the row of scales with 1, because cuBLASLt may read it. */
+/* Store `value`, the 1 / scale of the 128 x 128 block in row `row` and column `col` of blocks, to the array `inverse`.
+ * For the last block of a row of blocks, also fill the padding behind this row's entries with 1, because cuBLASLt may
+ * read the padding. */
 TE_FN void te__blockwise_2d_store_inverse(float *inverse, int64_t cols, int64_t row, int64_t col, float value) {
     inverse[te_blockwise_2d_scale_at(cols, row, col)] = value;
     for (int64_t k = col + 1; col + 1 == te_fp8_blocks(cols) && k < te_blockwise_2d_scale_pitch(cols); k++)
         inverse[te_blockwise_2d_scale_at(cols, row, k)] = 1.0f;
 }
-/* With blocks of 128 x 128: set s->line of all lines to the scale of the whole tile. The first lane stores 1 /
- * scale. */
+/* With blocks of 128 x 128: compute the scale of the whole tile, and set s->line of all lines to it. The first lane
+ * stores 1 / scale to the outputs. */
 TE_FN void te__blockwise_2d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o,
                                   te_lanes g, float format_max) {
     const int lanes = TE_CUDA ? TE_BLOCKWISE_LANES_A_SIDE : 1;
@@ -192,7 +193,7 @@ TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te
                               const te_dtype to) {
     const int row = i / TE_BLOCKWISE_LANES_A_SIDE * 8, col = i % TE_BLOCKWISE_LANES_A_SIDE * 8;
     const int rows = te__blockwise_rows(a->q.rows, a->q.cols, o.row + row, o.col + col);
-    /* The scales are loaded before any store, because the compiler would otherwise load them again after each store. */
+    /* Load the scales here, before any store, because otherwise the compiler would load them again after each store. */
     const te__bytes16 *line = (const te__bytes16 *)(const void *)&s->line[by_columns][by_columns ? col : row];
     const te__bytes16 scales[2] = {line[0], line[1]};
     uint8_t *y =
@@ -210,7 +211,8 @@ TE_FN void te__blockwise_cast(const te_blockwise_args *a, const te_vec8 x[8], te
     }
     if (by_columns) te__fp8_transpose_piece(&s->u.transposed, r, row, col);
 }
-/* Compute the scales of the tile at (row, col), cast the tile, and store it. The lanes hold the tile in registers. */
+/* Compute the scales of the tile whose first element is at (row, col), cast the tile, and store the result. held: this
+ * lane's elements of the tile, in registers. */
 TE_FN void te__blockwise_store(const te_blockwise_args *a, const te_blockwise_registers *held, te_blockwise_shared *s,
                                te_lanes g, int64_t row, int64_t col, const te_dtype from, const te_dtype to) {
     const te_quantize_blockwise *q = &a->q;
@@ -261,7 +263,7 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     TE_REQUIRE(q->cols % 16 == 0, ctx, TE_ERROR_SHAPE,
                "%s: %lld columns; tiles of 128 elements are of rows of multiples of 16", who, (long long)q->cols);
     TE_REQUIRE(q->cols <= (int64_t)UINT32_MAX / 4, ctx, TE_ERROR_OVERFLOW, "%s: rows of %lld elements", who,
-               (long long)q->cols); /* te__blockwise_load computes the bytes of a row in 32 bits */
+               (long long)q->cols); /* because te__blockwise_load computes the bytes of a row in 32 bits */
     TE_REQUIRE((q->x && (!q->y || q->y_inverse) && (!q->yt || q->yt_inverse)) || !q->rows || !q->cols, ctx,
                TE_ERROR_NULL, "%s: x, or where the scales go, is null", who);
     TE_REQUIRE((uintptr_t)q->x % TE_ACCESS == 0 && (uintptr_t)q->y_inverse % TE_ACCESS == 0 &&
@@ -270,8 +272,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     return TE_OK;
 }
 
-/* the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is smaller for an x
- * in f32, which takes more registers */
+/* The number of thread blocks that must fit on an SM; the compiler limits the registers of a thread accordingly. For an
+ * x in f32, which takes more registers, the number is smaller */
 #define TE__BLOCKWISE_RESIDENT(from) (TE_##from == TE_f32 ? 2 : 3)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_blockwise *q, te_context
@@ -290,8 +292,8 @@ TE_API te_status te__blockwise_args_of(te_blockwise_args *a, const te_quantize_b
     }
 
 /* Define te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx), which casts all tensors of a table
- * to e4m3 in one launch. The table has a te_blockwise_args for each tensor; a chunk of the table is one tile of a
- * tensor. */
+ * to e4m3 in one launch. The table has a te_blockwise_args for each tensor. A chunk, the work of one thread block, is a
+ * tile of 128 x 128 elements of a tensor. */
 #define TE_QUANTIZE_BLOCKWISE_MULTI_TENSOR(name, from)                                                             \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b, te_blockwise_registers *held,        \
                                         te_blockwise_shared *s) {                                                  \

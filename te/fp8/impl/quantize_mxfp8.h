@@ -1,5 +1,6 @@
 /* quantize_mxfp8.h -- casts a tensor to MXFP8 in one pass: elements in e4m3, and a scale in e8m0 for each block of 32
- * elements. A block is a part of a row or of a column; the kernel can cast by rows, by columns, or both.
+ * elements. A block is 32 consecutive elements of a row (output y) or of a column (output yt); one kernel can store y,
+ * yt or both.
  *
  * Do this:
  *     TE_QUANTIZE_MXFP8(of_bf16, bf16)                                // defines the kernels and of_bf16_run
@@ -7,14 +8,15 @@
  *     q.x = x, q.y.data = y, q.y.scales = s, q.yt.data = yt, q.yt.scales = t;     // y or yt may stay null
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * scale = the smallest power of two that is not below amax / 448, where amax * (1 / 448) is computed in f32, and amax
- * ignores NaNs. An element is x / scale, rounded to nearest even and saturated. This is TransformerEngine's definition.
- * An infinity becomes 448 in a block of scale 2^127, so its value is infinite in f32; a NaN stays NaN.
+ * scale = the smallest power of two that is not below amax * (1 / 448). The product is computed in f32, and amax
+ * ignores NaNs. An element is x / scale, rounded to nearest even and saturated. Scale and element are defined as in
+ * TransformerEngine. A block with an infinity has the scale 2^127, and the infinity becomes 448, whose product with the
+ * scale is infinite in f32. A NaN stays NaN.
  *
  * A warp casts a tile of 32 x 128 elements, which consists of four units of 32 x 32. A lane holds 16 rows of eight
- * columns in registers; shuffles find the amax of a row (over four lanes) and of a column (over two lanes). Lower
- * bound: the time of a copy of the same bytes. These are 4.06 bytes for each bf16 element: 2 of x, 1 of y, 1 of yt, and
- * 1/32 of each of the two arrays of scales. docs/notes/fp8_casts.md has measurements.
+ * columns in registers; shuffles find the amax of a row (over four lanes) and of a column (over two lanes). Lower bound
+ * of the time: a copy of as many bytes, 4.06 for each bf16 element: 2 of x, 1 of y, 1 of yt, and 1/32 of each of the
+ * two arrays of scales. docs/notes/fp8_casts.md has measurements.
  */
 #ifndef TE_QUANTIZE_MXFP8_H
 #define TE_QUANTIZE_MXFP8_H
@@ -32,8 +34,9 @@ enum {
     TE_MXFP8_TILE_COLS = 4 * TE_MXFP8_BLOCK
 };
 
-/* The part of a 32 x 32 unit that a lane holds. (row, col): the first row and column of this part in the tensor.
- * across, down: the lane's position among the unit's lanes, which are 4 across and 2 down; both are 0 on the host. */
+/* The part of a 32 x 32 unit that a lane holds. row, col: the first row and the first column of this part in the
+ * tensor. across, down: the lane's position among the unit's 4 x 2 lanes (across 0 to 3, down 0 to 1); on the host both
+ * are 0. */
 typedef struct te__mxfp8_lane { int64_t row, col; int across, down; } te__mxfp8_lane;
 /* Compile-time constants of a kernel. */
 typedef struct te__mxfp8_kind {
@@ -47,9 +50,9 @@ TE_FN te__mxfp8_kind te__mxfp8_kind_of(const int aligned, const int rounded, con
     k.aligned = aligned, k.rounded = rounded, k.from = from;
     return k;
 }
-/* Return the part of unit number `unit` of the whole tensor that lane `lane` of the thread block holds. Four units,
- * side by side, form a tile. On CUDA the lanes of a warp are 16 across and 2 down, so that the warp loads 128 columns
- * of a row at once. */
+/* Return the part of a unit that is held by lane number `lane` of the thread block. unit: the number of the unit in the
+ * whole tensor. Four units, side by side, form a tile. On CUDA the lanes of a warp are 16 across and 2 down, so that
+ * the warp loads 128 columns of a row at once. */
 TE_FN te__mxfp8_lane te__mxfp8_lane_of(int64_t cols, uint32_t unit, int lane) {
     te__mxfp8_lane l;
     const uint32_t tiles_across = (uint32_t)te_ceil_div(cols, TE_MXFP8_TILE_COLS), tile = unit / 4;
@@ -58,14 +61,14 @@ TE_FN te__mxfp8_lane te__mxfp8_lane_of(int64_t cols, uint32_t unit, int lane) {
     l.col = (int64_t)(tile % tiles_across * 4 + unit % 4) * TE_MXFP8_BLOCK + l.across * 8;
     return l;
 }
-/* Return the scale of a block with this amax (NaNs ignored), which is te_e8m0_of_float_up(amax * (1 / 448)), in fewer
- * instructions than that function takes. */
+/* Return the scale of a block with this amax, as an e8m0 code. The result is te_e8m0_of_float_up(amax * (1 / 448)), but
+ * this function takes fewer instructions. */
 TE_FN uint32_t te__mxfp8_scale(float amax) {
     const uint32_t u = te_bits_of_float(amax * (1.0f / TE_E4M3_MAX)), up = (u + 0x7fffffu) >> 23;
     return u <= 0x400000u ? 0u : up < 0xfeu ? up : 0xfeu; /* 0x400000: 2^-127 */
 }
-/* Store eight columns of one row to an output. v: the elements; inverse: 1 / scale for each column; codes: the e8m0
- * scales. If row_scale is 1, all columns have the scale codes[0]. */
+/* Store eight columns of one row to an output. v: the elements before scaling. inverse: 1 / scale for each column.
+ * codes: the scales as e8m0 codes; if row_scale is 1, codes[0] is the scale of all eight columns. */
 TE_FN void te__mxfp8_store(const te_microscaled_out *o, int64_t at, const float v[8], const float *inverse,
                            const uint32_t *codes, const int row_scale, int n, const te__mxfp8_kind k) {
     float scaled[8];
@@ -79,7 +82,7 @@ TE_FN void te__mxfp8_store(const te_microscaled_out *o, int64_t at, const float 
     TE_UNROLL for (int j = 0; j < 8; j++) scaled[j] *= te_float_of_e8m0((uint8_t)codes[row_scale ? 0 : j]);
     te__microscaled_store_rounded(o->rounded, at, scaled, n, k.aligned, k.from);
 }
-/* The scales of the eight columns of a vector, as e8m0 codes, and their inverses. */
+/* The scales of the eight columns of a vector, as e8m0 codes, and the inverses 1 / scale. */
 typedef struct te__mxfp8_columns { uint32_t code[8]; float inverse[8]; } te__mxfp8_columns;
 
 TE_FN void te__mxfp8_column_scales(te__mxfp8_columns *c, const te_vec8 *amax, const te_dtype from) {
@@ -90,7 +93,7 @@ TE_FN void te__mxfp8_column_scales(te__mxfp8_columns *c, const te_vec8 *amax, co
         c->inverse[j] = te_inverse_of_e8m0((uint8_t)c->code[j]);
     }
 }
-/* Store the scales of the eight columns from `col` on. */
+/* Store the scales of columns col to col + 7 to q->yt.scales. */
 TE_FN void te__mxfp8_store_column_scales(const te_quantize_microscaled *q, const te__mxfp8_columns *c, int64_t row,
                                          int64_t col, int n, const te__mxfp8_kind k) {
     const te_microscaled_shape s = te_microscaled_shape_of(TE_MXFP8, q->rows, q->cols, 1, q->swizzled);
@@ -164,8 +167,8 @@ TE_API te_grid te__mxfp8_grid(const te_quantize_microscaled *q) {
     return te__grid_of(te_ceil_div(4 * tiles, TE_MXFP8_UNITS), 1);
 }
 
-/* the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is smaller for an x
- * in f32, which takes more registers */
+/* The number of thread blocks that must fit on an SM; the compiler limits the registers of a thread accordingly. For an
+ * x in f32, which takes more registers, the number is smaller */
 #define TE__MXFP8_RESIDENT(from) (TE_##from == TE_f32 ? 1 : 2)
 #define TE__MXFP8_KERNEL(name, from, aligned, rounded)                                                             \
     TE_KERNEL_RESIDENT(name, TE_MXFP8_THREADS, TE__MXFP8_RESIDENT(from), te_quantize_microscaled,                  \

@@ -1,5 +1,6 @@
 /* quantize_nvfp4.h -- casts a tensor to NVFP4: elements in e2m1, a scale in ue4m3 for each block of 16 elements, and an
- * f32 scale for the whole tensor. Blocks are parts of rows (rowwise), of columns (columnwise), or both.
+ * f32 scale for the whole tensor. A block is 16 consecutive elements of a row (output y) or of a column (output yt);
+ * one kernel can store y, yt or both.
  *
  * Do this:
  *     TE_QUANTIZE_NVFP4(of_bf16, bf16)                                // defines the kernels and of_bf16_run
@@ -7,17 +8,18 @@
  *     q.x = x, q.amax = amax, q.y.data = y, q.y.scales = s, q.yt.data = yt, q.yt.scales = t, q.hadamard = 1;
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * Two passes read x: the first pass finds the amax of x and of the transformed x, the second pass casts.
- * TransformerEngine's definitions, in f32: encode = 6 * 448 / amax of the tensor; a block's scale = amax of the block *
- * (encode * (1 / 6)), rounded to ue4m3; an element is x * (1 / (scale * (1 / encode))), rounded and saturated to +-6.
- * An element has the value e2m1 * ue4m3 * (amax / (6 * 448)). If x has a NaN, all scales are NaN; if x has an infinity,
- * the tensor's scale is infinite. Both NaN and infinity therefore reach the product.
+ * Two passes read x: the first pass finds the amax of x and of the Hadamard-transformed x, the second pass casts. The
+ * formulas, computed in f32, are TransformerEngine's. encode = 6 * 448 / (amax of the tensor). Scale of a block = (amax
+ * of the block) * (encode * (1 / 6)), rounded to ue4m3. Element = x * (1 / (scale * (1 / encode))), rounded and
+ * saturated to +-6. The value of an element is element * scale * (amax of the tensor / (6 * 448)). If x has a NaN, all
+ * scales are NaN; if x has an infinity, the tensor's scale is infinite. So the result of a GEMM shows both NaN and
+ * infinity.
  *
  * A pair of lanes casts 16 x 16 elements. A lane holds 16 rows of eight columns, so one lane has a column's whole block
  * and transforms it alone. Elements and scales go through shared memory, so that long runs of bytes are stored. Lower
- * bound: the time of a copy of the same bytes. These are 5.13 bytes for each bf16 element: 2 for each pass, and 0.56
- * for each of y and yt. GPUs before Blackwell have no instruction that converts to e2m1, and the conversion takes more
- * time than the copy (docs/notes/fp8_casts.md).
+ * bound of the time: a copy of as many bytes, 5.13 for each bf16 element: 2 for each pass, and 0.56 for each of y and
+ * yt. GPUs before Blackwell have no instruction that converts to e2m1; on them the conversion takes longer than the
+ * copy (docs/notes/fp8_casts.md).
  */
 #ifndef TE_QUANTIZE_NVFP4_H
 #define TE_QUANTIZE_NVFP4_H
@@ -40,8 +42,8 @@ enum {
 
 /* ---- the Hadamard transform -------------------------------------------------------------------------------------- */
 
-/* The signs by which the 16 inputs of the Hadamard transform are multiplied: bit i is 1 if input i is negated. The
- * signs are TransformerEngine's: + + + - + - - - - - - + - + - -. */
+/* The signs of the 16 inputs of the Hadamard transform: input i is negated if bit i is 1. The signs are
+ * TransformerEngine's: + + + - + - - - - - - + - + - -. */
 enum { TE_HADAMARD_SIGNS = 0xd7e8 };
 
 /* One step of the Hadamard transform: replace each pair a = v[i] and b = v[i + half] by a + b and a - b. */
@@ -52,16 +54,16 @@ TE_BOTH void te__hadamard16_step(float v[16], const int half) {
         v[i] = a + b, v[i + half] = a - b;
     }
 }
-/* Multiply v by the signs, and run the transform's steps with half = 1, 2, 4, ... as long as `half` is below `end`. If
- * `end` is 16, these are all four steps. */
+/* Multiply v by the signs, and run the steps of the Hadamard transform with half = 1, 2, 4, ... below `end`. With end =
+ * 16, all four steps run. */
 TE_BOTH void te__hadamard16_steps(float v[16], const int end) {
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
     TE_UNROLL for (int half = 1; half < end; half *= 2) te__hadamard16_step(v, half);
 }
 /* Transform 16 numbers in place: v = v T with T = D H / 4, where D is the diagonal matrix of the signs and H the 16 x
- * 16 Hadamard matrix (Sylvester's). T is orthogonal, so (dy^T T)(T^T x) = dy^T x. Therefore transforming both operands
- * of a weight gradient along the rows over which it sums leaves the sum unchanged, but spreads an outlier over 16
- * elements. */
+ * 16 Hadamard matrix (Sylvester's). T is orthogonal, so (dy^T T)(T^T x) = dy^T x. So the weight gradient dy^T x, which
+ * sums over rows, does not change if 16 rows at a time of dy and of x are transformed. But the transform spreads an
+ * outlier over 16 elements, which makes rounding errors smaller. */
 TE_BOTH void te_hadamard16(float v[16]) {
     te__hadamard16_steps(v, 16);
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] *= 0.25f;
@@ -69,12 +71,12 @@ TE_BOTH void te_hadamard16(float v[16]) {
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* The scales of a tensor, which follow from its amax. */
+/* Three numbers that are computed from the amax of a tensor. */
 typedef struct te_nvfp4_scale {
-    float decode;     /* 1 / encode, where encode is 6 * 448 / amax of the tensor; TransformerEngine computes 1 / scale
-                       * of a block from this number */
-    float multiplier; /* encode / 6: a block's scale is the block's amax times this number */
-    float value;      /* amax / (6 * 448): the tensor's scale */
+    float decode;     /* 1 / encode, where encode is 6 * 448 / amax. te_nvfp4_factor computes from it, as
+                       * TransformerEngine does, 1 / scale of a block */
+    float multiplier; /* encode / 6. A block's scale is the block's amax * multiplier */
+    float value;      /* amax / (6 * 448), the scale of the whole tensor */
 } te_nvfp4_scale;
 
 TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
@@ -85,23 +87,23 @@ TE_BOTH te_nvfp4_scale te_nvfp4_scale_of(float amax) {
     s.decode = 1.0f / encode, s.multiplier = encode * (1.0f / TE_E2M1_MAX), s.value = amax / range;
     return s;
 }
-/* Return the number by which the elements of a block are multiplied before they are rounded. `code` is the block's
- * scale. */
+/* Return the number by which the elements of a block are multiplied before they are rounded. code: the block's scale in
+ * ue4m3. */
 TE_BOTH float te_nvfp4_factor(uint8_t code, const te_nvfp4_scale *s) {
     const float inverse = 1.0f / (te_float_of_ue4m3(code) * s->decode);
     return inverse > FLT_MAX ? FLT_MAX : inverse;
 }
-/* Return the scale of a block. `amax` is the largest |x| of the block. */
+/* Return the scale of a block in ue4m3. amax: the largest |x| of the block. */
 TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
-    return te_e4m3_of_float(amax * s->multiplier); /* amax is not negative, so this e4m3 number is also a ue4m3
-                                                    * number */
+    return te_e4m3_of_float(amax * s->multiplier); /* e4m3 and ue4m3 are the same for numbers that are not negative */
 }
 
-/* What the scale of a block means in f32. factor: the number by which the block's elements are multiplied before they
- * are rounded; value: the number that the element 1 stands for. */
+/* Two f32 numbers for the ue4m3 scale of a block. factor: the number by which the block's elements are multiplied
+ * before they are rounded to e2m1. value: the number by which an e2m1 element must be multiplied to get its value. */
 typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
-/* The scales of y or of yt. of_code: on CUDA, a table in shared memory of what each ue4m3 code means in f32. rng: a
- * copy of the random state, if it is used; a kernel would load the original state again after each store. */
+/* The scales of y or of yt. of_code: on CUDA, a table in shared memory with a te__nvfp4_block_scale for each ue4m3
+ * code. rng: for stochastic rounding, a local copy of *q->rng, because the compiler would load *q->rng again after each
+ * store. */
 typedef struct te__nvfp4_scales {
     te_nvfp4_scale tensor;
     const te__nvfp4_block_scale *of_code;
@@ -113,8 +115,8 @@ TE_FN te__nvfp4_block_scale te__nvfp4_block_scale_of(uint8_t code, const te_nvfp
     s.factor = te_nvfp4_factor(code, tensor), s.value = te_float_of_ue4m3(code) * tensor->value;
     return s;
 }
-/* Compute the scales of y, s[0], and of yt, s[1], from the amaxes. On CUDA each thread computes one of the 2 x 128
- * entries of the tables of_code, so that the scale of a block costs no division. */
+/* Compute the scales of y, s[0], and of yt, s[1], from q->amax. On CUDA each thread computes one of the 2 x 128 entries
+ * of the two tables of_code, so that no division is needed for each block. */
 TE_FN void te__nvfp4_compute_scales(te__nvfp4_scales s[2], const te_quantize_microscaled *q) {
     memset(s, 0, 2 * sizeof *s);
     TE_UNROLL for (int i = 0; i < 2; i++) {
@@ -136,19 +138,20 @@ TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t
 
 /* ---- a unit of 16 x 16 ------------------------------------------------------------------------------------------- */
 
-/* The first row and the first column, in the tensor, of the tile that a thread block casts. */
+/* The tile that a thread block casts: the tile's first row and first column in the tensor. */
 typedef struct te__nvfp4_tile { int64_t row, col; } te__nvfp4_tile;
-/* The part of a 16 x 16 unit that a lane holds. unit_row, unit_col: the unit's position in the tile; row, col: the
- * first row and column of the part in the tensor; rows: how many of its 16 rows exist, or 0 if none of its columns
- * exist; across: which half of the unit's columns it is (0 on the host). */
+/* The part of a 16 x 16 unit that a lane holds, 16 rows of eight columns (on the host, the whole unit). unit_row,
+ * unit_col: the unit's position in the tile. row, col: the part's first row and first column in the tensor. rows: how
+ * many of the part's 16 rows lie inside the tensor; 0 if none of its columns does. across: 0 for the unit's first eight
+ * columns, 1 for its last eight. */
 typedef struct te__nvfp4_lane {
     int unit_row, unit_col;
     int64_t row, col;
     int rows, across;
 } te__nvfp4_lane;
 typedef struct te__nvfp4_unit { te_vec8 x[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS]; } te__nvfp4_unit;
-/* How a kernel casts: TE_NVFP4_nearest and TE_NVFP4_stochastic have blocks of 16 elements, rounded to nearest even or
- * stochastically; TE_NVFP4_square has blocks of 16 x 16 elements. */
+/* How a kernel casts. TE_NVFP4_nearest: blocks of 16 elements, rounded to nearest even. TE_NVFP4_stochastic: blocks of
+ * 16 elements, rounded stochastically. TE_NVFP4_square: blocks of 16 x 16 elements, rounded to nearest even. */
 typedef enum te__nvfp4_casts { TE_NVFP4_nearest, TE_NVFP4_stochastic, TE_NVFP4_square } te__nvfp4_casts;
 /* Compile-time constants of a kernel. */
 typedef struct te__nvfp4_kind {
@@ -171,9 +174,9 @@ TE_FN te__nvfp4_tile te__nvfp4_tile_of(const te_quantize_microscaled *q, te_bloc
     t.col = (int64_t)((uint32_t)b.x % across) * (TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
     return t;
 }
-/* Return the part of a unit that a lane holds; i is the number of the unit among those that the lane casts, which is
- * only one on CUDA. The 16 units of a warp are arranged 4 x 4, so that eight lanes load 64 columns of a row; the warps
- * are arranged 2 x 4. */
+/* Return the part of a 16 x 16 unit that this lane holds. i: on the host, where one lane casts all units of the tile,
+ * the number of the unit; on CUDA, where a lane has only one unit, 0. The 16 units of a warp are arranged 4 x 4, so
+ * that eight lanes load 64 columns of a row; the warps are arranged 2 x 4. */
 TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, const te__nvfp4_tile *t, te_lanes g, int i) {
     te__nvfp4_lane l;
     l.unit_row = TE_CUDA ? g.id / 128 * 4 + g.id / 8 % 4 : i / TE_NVFP4_TILE_COLS;
@@ -209,16 +212,16 @@ TE_FN void te__nvfp4_column(float v[16], const te__nvfp4_unit *u, int h, const i
 
 /* ---- the first pass: amax ---------------------------------------------------------------------------------------- */
 
-/* Return the largest magnitude of four times the Hadamard transform of v, as the bits of a float; a NaN counts as the
- * largest. The last step of the transform computes a + b and a - b, and the larger magnitude of these two is |a| + |b|,
- * so the step itself is not needed. */
+/* Return 4 * (largest magnitude of the Hadamard transform of v), as the bits of a float; a NaN counts as the largest.
+ * The last step of the transform computes a + b and a - b. The larger magnitude of the two is |a| + |b|, so the last
+ * step is not computed. */
 TE_FN uint32_t te__hadamard16_amax(float v[16]) {
     float m[8];
     te__hadamard16_steps(v, 8);
     TE_UNROLL for (int i = 0; i < 8; i++) m[i] = fabsf(v[i]) + fabsf(v[i + 8]);
     const uint32_t bits = te_amax_bits8(0, m);
     if (bits != 0x7f800000u) return bits;
-    te__hadamard16_step(v, 8); /* a| + |b| is infinite, but a + b or a - b may be NaN, so run the last step */
+    te__hadamard16_step(v, 8); /* |a| + |b| is infinite, but a + b or a - b may be NaN, so run the last step */
     return te_amax_bits8(te_amax_bits8(0, v), v + 8);
 }
 TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, const int aligned, const te_dtype from) {
@@ -252,8 +255,9 @@ TE_FN void te_nvfp4_amax_body(const te_quantize_microscaled *q, te_block b, cons
 
 /* ---- the second pass: cast --------------------------------------------------------------------------------------- */
 
-/* Multiply eight numbers by `factor` and round the products to e2m1. The first code is in the lowest four bits; the
- * code of a NaN is arbitrary. `index` is the number of these eight elements in the stream of random numbers. */
+/* Multiply eight numbers by `factor`, round the products to e2m1, and return the eight codes, the first one in the
+ * lowest four bits. The code of a NaN is arbitrary. index: the position, in the random stream, of the random numbers
+ * for these eight elements. */
 TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng, uint32_t stream, int64_t index,
                                const te__nvfp4_kind kind) {
     uint32_t codes = 0, word[4];
@@ -265,22 +269,23 @@ TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng
         codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
     return codes;
 }
-/* Where a lane stores its lines (rows or columns). data, scales: the addresses for the elements and scales of the first
- * line; pitch, stride: the bytes from one line to the next, of elements and of scales; count: how many lines are
- * stored. */
+/* Where a lane stores its lines (rows, or columns). data, scales: the addresses for the first line's elements and
+ * scale. pitch, stride: the distance in bytes from one line's elements, or scale, to the next line's. count: how many
+ * lines are stored. */
 typedef struct te__nvfp4_lines { uint8_t *data, *scales; int64_t pitch, stride; int count; } te__nvfp4_lines;
 
 #if TE_CUDA
-/* The elements and scales of a tile in shared memory, rowwise and columnwise. From there a thread block stores long
- * runs of each line: 128 bytes of a row, 64 bytes of a column. Padding behind each 16 rows or eight columns makes the
- * lanes of a warp store to different banks. */
+/* The cast elements and scales of a tile in shared memory: [0] for rows, [1] for columns. From shared memory a thread
+ * block stores long runs of each line: 128 bytes of a row, 64 bytes of a column. Because of padding behind each 16 rows
+ * or eight columns, the lanes of a warp write to different banks. */
 typedef struct te__nvfp4_stage {
     uint2 data[2][(TE_NVFP4_UNITS * 128 + 512) / 8];
     uint32_t scales[2][(TE_NVFP4_UNITS * 16 + 256) / 4];
 } te__nvfp4_stage;
-/* The layout of a tile in te__nvfp4_stage. lines: the number of lines of the tile; blocks: the number of blocks of 16
- * elements in a line, each with 8 bytes of data and 1 byte of scale; group: how many lines follow each other without
- * padding. The padding behind a group has `group` bytes in the scales and 2 * `group` bytes in the data. */
+/* The layout of a tile in te__nvfp4_stage. lines: how many lines (rows or columns) the tile has. blocks: how many
+ * blocks of 16 elements a line has, each with 8 bytes of elements and 1 byte of scale. group: how many lines follow
+ * each other without padding. Behind each `group` lines, there are 2 * group bytes of padding in the elements and
+ * `group` bytes in the scales. */
 typedef struct te__nvfp4_layout { int lines, blocks, group; } te__nvfp4_layout;
 
 TE_FN te__nvfp4_layout te__nvfp4_layout_of(const int columnwise) {
@@ -289,11 +294,11 @@ TE_FN te__nvfp4_layout te__nvfp4_layout_of(const int columnwise) {
     l.blocks = columnwise ? TE_NVFP4_TILE_ROWS : TE_NVFP4_TILE_COLS, l.group = columnwise ? 8 : 16;
     return l;
 }
-/* Return the index, in the scales of a te__nvfp4_stage, of the scale of a block of a line. */
+/* Return the index, in te__nvfp4_stage.scales, of the scale of block number `block` of line number `line`. */
 TE_FN int te__nvfp4_staged_scale(const te__nvfp4_layout *l, int line, int block) {
     return line * l->blocks + line / l->group * l->group + block;
 }
-/* Return the index, in the data of a te__nvfp4_stage, of the first byte of a block of a line. */
+/* Return the index, in te__nvfp4_stage.data, of the first byte of block number `block` of line number `line`. */
 TE_FN int te__nvfp4_staged_data(const te__nvfp4_layout *l, int line, int block) {
     return line * l->blocks * 8 + line / l->group * (2 * l->group) + block * 8;
 }
@@ -310,8 +315,8 @@ TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const
     to.pitch = layout.blocks * 8, to.stride = layout.blocks, to.count = columnwise ? 8 : TE_NVFP4_BLOCK;
     return to;
 }
-/* Store the elements of a tile from shared memory to the tensor. The tile begins at line `first`, and at block number
- * first_block of each line. */
+/* Store the elements of a tile from shared memory to the tensor. The tile's first line is line number `first` of the
+ * tensor, and its first block is block number first_block of each line. */
 TE_FN void te__nvfp4_store_stage_data(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
                                       int64_t first_block, const te__nvfp4_stage *stage, const int columnwise) {
     const te__nvfp4_layout layout = te__nvfp4_layout_of(columnwise);
@@ -324,8 +329,8 @@ TE_FN void te__nvfp4_store_stage_data(const te_microscaled_out *o, const te_micr
     TE_UNROLL for (int i = 0; i < layout.lines; i += step, to += step * s->pitch)
         if (line + i < lines) *(uint2 *)(void *)to = from[te__nvfp4_staged_data(&layout, i, 0) / 8];
 }
-/* Store the scales of a tile in the way in which te__nvfp4_store_stage_data stores the elements, four scales at a time
- * if they lie at multiples of four bytes. */
+/* Store the scales of a tile from shared memory to the tensor (first, first_block: as in te__nvfp4_store_stage_data).
+ * Four scales are stored at a time if their address is a multiple of four bytes. */
 TE_FN void te__nvfp4_store_stage_scales(const te_microscaled_out *o, const te_microscaled_shape *s, int64_t first,
                                         int64_t first_block, const te__nvfp4_stage *stage, const int columnwise,
                                         int swizzled) {
@@ -354,7 +359,7 @@ TE_FN void te__nvfp4_store_stage(const te_quantize_microscaled *q, const te__nvf
 }
 #else
 typedef struct te__nvfp4_stage te__nvfp4_stage;
-/* Return the addresses to which a lane stores its lines. On the host they lie in the tensor, not in a
+/* Return where a lane stores its lines (rows or columns). On the host, it stores them directly to the tensor, not to a
  * te__nvfp4_stage. */
 TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
                                          const int columnwise, te__nvfp4_stage *stage) {
@@ -372,8 +377,8 @@ TE_FN te__nvfp4_lines te__nvfp4_lines_of(const te_quantize_microscaled *q, const
     return to;
 }
 #endif
-/* Return where a lane stores its lines. For rounded values this is only the number of lines, because
- * te__nvfp4_store_rounded computes their addresses. */
+/* Return where a lane stores its lines (rows or columns). If the kernel stores rounded values, only the member `count`
+ * is set, because te__nvfp4_store_rounded computes the addresses. */
 TE_FN te__nvfp4_lines te__nvfp4_lines_to(const te_quantize_microscaled *q, const te__nvfp4_lane *l,
                                          const int columnwise, te__nvfp4_stage *stage, const te__nvfp4_kind kind) {
     te__nvfp4_lines to;
@@ -382,10 +387,10 @@ TE_FN te__nvfp4_lines te__nvfp4_lines_to(const te_quantize_microscaled *q, const
     to.count = q->y.rounded ? l->rows : 0;
     return to;
 }
-/* Store the codes of eight elements of a line to `to`, whose address is a multiple of four. */
+/* Store the e2m1 codes of eight elements of a line to the address `to`, a multiple of four. */
 TE_FN void te__nvfp4_store_codes(uint8_t *to, uint32_t codes) { *(uint32_t *)(void *)to = codes; }
-/* Store the values of eight codes of a row to `to`, a matrix with `cols` columns. value: for each column the number
- * that the element 1 stands for. */
+/* Store the values of eight e2m1 codes to the matrix `to`, which has `cols` columns: to row `row`, from column `col`
+ * on. value: for each column, the number by which the e2m1 number is multiplied. */
 TE_FN void te__nvfp4_store_rounded(void *to, int64_t row, int64_t cols, int64_t col, uint32_t codes,
                                    const float value[8], const te_dtype from) {
     float v[8];
@@ -394,14 +399,14 @@ TE_FN void te__nvfp4_store_rounded(void *to, int64_t row, int64_t cols, int64_t 
     TE_UNROLL for (int j = 0; j < 8; j++) v[j] *= value[j];
     te__microscaled_store_rounded(to, row * cols + col, v, 8, 1, from);
 }
-/* Rowwise: cast the lane's part of each row of the unit, and set `codes` to the cast elements. If the unit is one block
- * of 16 x 16, `amax` is its amax. */
+/* Cast the lane's part of each row of the unit for the rowwise output y, and set `codes` to the cast elements. If a
+ * block is 16 x 16 elements, the unit is one block, and `amax` is the block's amax. */
 TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS], const te_quantize_microscaled *q,
                                const te__nvfp4_scales *s, const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
                                const te__nvfp4_lines *to, const te__nvfp4_kind kind) {
     const int64_t vectors = te_ceil_div(q->cols, TE_NVFP4_BLOCK) * 2, index = l->row * vectors + l->col / 8;
-    const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* if x has a NaN, all elements become 0, and all scales
-                                                                 * are NaN */
+    const uint32_t exist = q->amax[0] == q->amax[0] ? ~0u : 0u; /* 0 if x has a NaN: all elements become 0, and all
+                                                                 * scales NaN */
     TE_UNROLL for (int k = 0; k < TE_NVFP4_BLOCK; k++) {
         float m = amax, value[8];
         if (kind.casts != TE_NVFP4_square)
@@ -421,7 +426,7 @@ TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
         }
     }
 }
-/* Transpose a matrix of 8 x 8 numbers of four bits each: number j of to[i] becomes number i of from[j]. */
+/* Transpose a matrix of 8 x 8 numbers of four bits each: number j of to[i] = number i of from[j]. */
 TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     uint32_t pairs[2][4], t[4];
     /* byte i of pairs[odd][j] holds number 2 i + odd of from[2 j] and of from[2 j + 1] */
@@ -435,15 +440,15 @@ TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
         TE_UNROLL for (int i = 0; i < 4; i++) to[2 * i + odd] = t[i];
     }
 }
-/* The cast elements of the eight columns of a vector: for each column, the codes of its 16 elements, its scale, and the
- * number that the element 1 stands for. */
+/* Eight cast columns of a unit. For each column: the e2m1 codes of its 16 elements, its scale in ue4m3, and the number
+ * by which an e2m1 number is multiplied to get its value. */
 typedef struct te__nvfp4_cast_columns {
     uint32_t codes[2][8];
     uint8_t scale[8];
     float value[8];
 } te__nvfp4_cast_columns;
 
-/* Cast vector h (eight columns) of the unit along its columns. */
+/* Cast vector number h of the unit (eight columns) for the columnwise output yt. */
 TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_microscaled *q, const te__nvfp4_scales *s,
                                  const te__nvfp4_unit *u, const te__nvfp4_lane *l, const int h,
                                  const te__nvfp4_kind kind) {
@@ -454,8 +459,8 @@ TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_mi
         te_vec8 e[2];
         te__nvfp4_column(v, u, h, j, kind.from);
         if (q->hadamard) te_hadamard16(v);
-        /* Round to the dtype of x, because a GEMM that computes the Hadamard transform would store its result in this
-         * dtype */
+        /* Round the transformed column to the dtype of x, because a GEMM that computes the Hadamard transform would do
+         * so when it stores its result */
         TE_UNROLL for (int i = 0; i < 2; i++) te_vec8_of_pairs(&e[i], v + 8 * i, kind.from);
         c->scale[j] = te_nvfp4_encode(te_vec8_largest(e, 2, kind.from), &s->tensor);
         const te__nvfp4_block_scale scale = te__nvfp4_look_up(s, c->scale[j]);
@@ -465,7 +470,7 @@ TE_FN void te__nvfp4_cast_vector(te__nvfp4_cast_columns *c, const te_quantize_mi
             c->codes[i][j] = te__nvfp4_codes(&e[i], scale.factor, &s->rng, q->stream + 1, index + i, kind) & exist;
     }
 }
-/* Store the rounded values of the columns of vector h, a row at a time. */
+/* Store the rounded values of the eight columns of vector number h, a row at a time. */
 TE_FN void te__nvfp4_store_rounded_columns(const te_quantize_microscaled *q, const te__nvfp4_cast_columns *c,
                                            const te__nvfp4_lane *l, const int h, const te__nvfp4_kind kind) {
     const int64_t rows = q->hadamard ? te_round_up(q->rows, TE_NVFP4_BLOCK) : q->rows;
@@ -478,7 +483,7 @@ TE_FN void te__nvfp4_store_rounded_columns(const te_quantize_microscaled *q, con
                                         kind.from);
     }
 }
-/* Store the codes and scales of the columns of vector h. */
+/* Store the codes and scales of the eight columns of vector number h. */
 TE_FN void te__nvfp4_store_columns(const te__nvfp4_lines *to, const te__nvfp4_cast_columns *c, const int h) {
     TE_UNROLL for (int j = 0; j < 8; j++) {
         const int col = 8 * h + j;
@@ -492,8 +497,9 @@ TE_FN void te__nvfp4_store_columns(const te__nvfp4_lines *to, const te__nvfp4_ca
 #endif
     }
 }
-/* Columnwise: cast the lane's columns of the unit. If the unit is one block of 16 x 16, its columns have the same
- * elements as its rows: `codes` has these elements, and `amax` is the amax of the block. */
+/* Cast the lane's columns of the unit for the columnwise output yt. If a block is 16 x 16 elements, the unit is one
+ * block, and y and yt have the same elements: `codes` has the elements that te__nvfp4_cast_rows has cast, and `amax` is
+ * the block's amax. */
 TE_FN void te__nvfp4_cast_columns_of(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
                                      const te_quantize_microscaled *q, const te__nvfp4_scales *s,
                                      const te__nvfp4_unit *u, const te__nvfp4_lane *l, float amax,
@@ -529,8 +535,8 @@ TE_FN void te_nvfp4_body(const te_quantize_microscaled *q, te_block b, const te_
 #endif
     te__nvfp4_scales s[2];
     te__nvfp4_compute_scales(s, q);
-    b.x = b.nx - 1 - b.x; /* go through x in reverse order, because the part that the first pass has read last is still
-                           * in the L2 */
+    b.x = b.nx - 1 - b.x; /* reverse order, because the part of x that the first pass has read last is still in the
+                           * L2 */
     const te__nvfp4_tile tile = te__nvfp4_tile_of(q, b);
     for (int k = 0; k < (TE_CUDA ? 1 : TE_NVFP4_UNITS); k++) {
         const te__nvfp4_lane l = te__nvfp4_lane_of(q, &tile, g, k);
@@ -600,8 +606,8 @@ TE_API te_grid te__nvfp4_grid(const te_quantize_microscaled *q) {
                : q->rng         ? name##_stochastic_launch(ctx, te__nvfp4_grid(q), q)                              \
                                 : name##_nearest_launch(ctx, te__nvfp4_grid(q), q);                                \
     }
-/* blocks: the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is 1 for an x
- * in f32, which takes more registers */
+/* blocks: the number of thread blocks that must fit on an SM; the compiler limits the registers of a thread
+ * accordingly. For an x in f32, which takes more registers, the number is 1 */
 #define TE__NVFP4_CAST(name, from, blocks, kind)                                                                   \
     TE_KERNEL_RESIDENT(name, TE_NVFP4_THREADS, TE_##from == TE_f32 ? 1 : (blocks), te_quantize_microscaled,          \
                        te_nvfp4_body(te_args, te_at, kind))

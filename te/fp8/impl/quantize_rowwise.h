@@ -6,11 +6,11 @@
  *     q.x = x, q.y = y, q.inverse = s;                            // s: [rows], output: 1 / scale
  *     TE_TRY(of_bf16_run(&q, ctx));
  *
- * scale = the largest number of the format / amax of the row; it is 1 if amax is 0, infinite or NaN.
+ * scale = (largest number of the FP8 format) / (amax of the row), or 1 if the amax is 0, infinite or NaN.
  *
- * A thread block casts a row. Its lanes (threads) first compute the row's amax, and then round the elements. In
- * between, the lanes hold the first 8192 elements of the row in registers; they load the other elements a second time,
- * from the L1. Lower bound: the time of a copy that reads x once and writes one byte for each element.
+ * A thread block casts a row. Its lanes (threads) first compute the row's amax, and then round the elements. The first
+ * 8192 elements of the row stay in registers; the lanes load the rest of the row a second time, from the L1. Lower
+ * bound of the time: a copy that reads x once and writes one byte for each element.
  */
 #ifndef TE_QUANTIZE_ROWWISE_H
 #define TE_QUANTIZE_ROWWISE_H
@@ -26,8 +26,8 @@ typedef struct te_quantize_rowwise {
     const void *x;  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
     te_dtype to;
-    te_scale_rule rule; /* only the members epsilon, margin and power_of_two of the rule are used, because there is no
-                         * amax history */
+    te_scale_rule rule; /* only its members epsilon, margin and power_of_two are used, because there is no amax
+                         * history */
 } te_quantize_rowwise;
 
 TE_API te_quantize_rowwise te__quantize_rowwise_of(int64_t rows, int64_t cols) {
@@ -42,8 +42,8 @@ enum {
     TE_ROWWISE_VECTORS = 4 /* the number of vectors of eight elements that a lane holds in registers */
 };
 
-/* Cast the eight elements x and store them to y, beginning at element `at`. `from` and `to` are the dtypes of x and y,
- * as compile-time constants. */
+/* Cast the eight elements x and store them to the elements at to at + 7 of q->y. `from` and `to` are the dtypes of x
+ * and y, as compile-time constants. */
 TE_FN void te__rowwise_store(const te_quantize_rowwise *q, const te_vec8 *x, int64_t at, float scale,
                              const te_dtype from, const te_dtype to) {
     float v[8];
@@ -70,7 +70,7 @@ TE_FN void te__rowwise_row(const te_quantize_rowwise *q, te_block b, const te_dt
         te_vec8_load(&e, q->x, row + col, 8, 1, from);
         te_vec8_floats(v, &e, from), bits = te_amax_bits8(bits, v);
     }
-    /* te_lanes_max ignores NaNs, so a NaN is replaced by infinity. With either, the row's scale becomes 1 */
+    /* te_lanes_max ignores NaNs, so replace a NaN by infinity: a row with either of the two has the scale 1 */
     float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
     te_lanes_max(&amax, &g);
     const float scale = te_scale_of_amax_bits(te_bits_of_float(amax), te_fp8_max(to), &q->rule);
@@ -104,8 +104,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     return TE_OK;
 }
 
-/* the number of thread blocks that must fit on an SM, for which the compiler limits registers. It is smaller for an x
- * in f32, which takes more registers */
+/* The number of thread blocks that must fit on an SM; the compiler limits the registers of a thread accordingly. For an
+ * x in f32, which takes more registers, the number is smaller */
 #define TE__ROWWISE_RESIDENT(from) (TE_##from == TE_f32 ? 3 : 4)
 
 /* Define the kernel for tensors of dtype `from`, and te_status name_run(const te_quantize_rowwise *q, te_context
@@ -119,8 +119,8 @@ TE_API te_status te__rowwise_check(const te_quantize_rowwise *q, const char *who
     }
 
 /* Define te_status name_multi_tensor_run(const te_multi_tensor *t, te_context *ctx), which casts all tensors of a table
- * to e4m3 in one launch. The table has a te_quantize_rowwise for each tensor; a chunk of the table is one row of a
- * tensor. */
+ * to e4m3 in one launch. The table has a te_quantize_rowwise for each tensor. A chunk, the work of one thread block, is
+ * a row of a tensor. */
 #define TE_QUANTIZE_ROWWISE_MULTI_TENSOR(name, from)                                                               \
     TE_FN void name##_multi_tensor_body(const te_multi_tensor *t, te_block b) {                                    \
         const te_quantize_rowwise q = ((const te_quantize_rowwise *)t->tensor)[te_multi_tensor_find(t, &b)];       \

@@ -1,6 +1,6 @@
-/* checkpoint_recipes.h -- loads the scales of FP8 recipes from a checkpoint. The run that saved the file may have had
- * other recipes than the run that loads it: another history length, no recipes, or recipes although the run that
- * loads it has none.
+/* checkpoint_recipes.h -- loads the scales of FP8 recipes from a checkpoint. The run that saved the file and the run
+ * that loads it may have different recipes, or different lengths of the amax histories, or only one of the two runs may
+ * have recipes:
  *
  *     the file      the run that loads it       what is loaded
  *     scales        recipes of as many GEMMs    the scales; the most recent entries of each amax history, as many as
@@ -23,7 +23,7 @@
 TE_API int te__checkpoint_has_scales(const te_safetensors *f) {
     return te_safetensors_find(f, "recipes.begun") || te_safetensors_find(f, "recipes.scales");
 }
-/* Allocate the host memory that the file's scales are read to. */
+/* Allocate the host memory into which the file's scales will be read. */
 TE_API te_status te__checkpoint_open_scales(te__checkpoint_tensors *l, const te_safetensors *f, te_context *ctx) {
     const te_safetensor *t = te_safetensors_find(f, "recipes.scales");
     l->file = f, l->scales_bytes = t ? (size_t)t->bytes : 0;
@@ -32,9 +32,10 @@ TE_API te_status te__checkpoint_open_scales(te__checkpoint_tensors *l, const te_
     TE_REQUIRE(l->scales, ctx, TE_ERROR_MEMORY, "checkpoint: cannot allocate %zu bytes", l->scales_bytes);
     return TE_OK;
 }
-/* Add the tensors "recipes.begun" and "recipes.scales" to the list l. If a checkpoint is saved (l->file is null), they
- * hold the data of `recipes`; without recipes (null) they are not added. If a checkpoint is loaded, they are added if
- * the file has them, to be read to host memory. Returns the number of tensors added. */
+/* Add the tensors "recipes.begun" and "recipes.scales" to the list l. When a checkpoint is saved (l->file is null), the
+ * two tensors hold the data of `recipes`, and are added unless `recipes` is null. When a checkpoint is loaded, the two
+ * tensors are added if the file has them, and their data will be read to host memory. Returns the number of tensors
+ * added. */
 TE_API int te__checkpoint_add_scales(te__checkpoint_tensors *l, te_recipes *recipes) {
     if (l->file ? !l->scales : !recipes) return 0;
     void *scales = l->file ? (void *)l->scales : recipes->scales.memory;
@@ -44,8 +45,8 @@ TE_API int te__checkpoint_add_scales(te__checkpoint_tensors *l, te_recipes *reci
     return 2;
 }
 
-/* Set *s to the scales that were read from the file, after checking them: the number of GEMMs and the history length
- * must agree with the bytes of the tensor, and all numbers must be valid (te__scales_are_valid). */
+/* Check the scales that were read from the file, and describe them in *s. The number of GEMMs and the history length
+ * must agree with the bytes of the tensor, and all scales must be valid (te__scales_are_valid). */
 TE_API te_status te__checkpoint_file_scales(te_scales *s, const te__checkpoint_tensors *l, te_context *ctx) {
     const int64_t begun = l->recipes[0], products = l->recipes[1], history = l->recipes[2];
     const char *path = l->file->path;
@@ -62,9 +63,9 @@ TE_API te_status te__checkpoint_file_scales(te_scales *s, const te__checkpoint_t
                "%.120s: recipes.scales has a scale, an amax or an index of the history that cannot be", path);
     return TE_OK;
 }
-/* Check the file's scales, before anything is changed. models[count]: the models of the checkpoint. recipes: the
- * recipes into which the scales will be loaded. If `recipes` is null although the file has scales and a model is under
- * recipes, the scales would be lost without notice; this is an error unless force is 1. */
+/* Check the file's scales before the models or the optimizer are changed. models[count]: the models of the checkpoint.
+ * recipes: the recipes into which the scales will be loaded. If `recipes` is null although the file has scales and a
+ * model is under FP8 recipes, the scales would be lost without notice; this loss is an error unless force is 1. */
 TE_API te_status te__checkpoint_check_scales(const te__checkpoint_tensors *l, const te_recipes *recipes,
                                              const te_named_model *models, int count, int force, te_context *ctx) {
     te_scales s;
@@ -86,8 +87,8 @@ TE_API void te__scales_resize(const te_scales *to, const te_scales *from) {
     const size_t head = (size_t)((char *)from->history - (char *)from->memory);
     const int kept = to->length < from->length ? to->length : from->length;
     memset(to->memory, 0, to->bytes);
-    memcpy(to->memory, from->memory, head); /* the members of te_scales in front of the histories, whose layout does
-                                             * not depend on the histories' length */
+    memcpy(to->memory, from->memory, head); /* In *from and *to, the arrays in front of the histories have the same
+                                             * layout, whatever the histories' lengths */
     if (to->length == from->length) {
         memcpy(to->history, from->history, (size_t)from->count * (size_t)from->length * sizeof(float));
         return;
@@ -110,9 +111,9 @@ TE_IF_USED TE_API te_status te__recipes_restart(te_recipes *r, te_context *ctx) 
     te__recipes_set_begun(r, 0);
     return te_recipes_cast_weights(r, ctx);
 }
-/* Return whether the recipes r need scales of x and dy, but the file's scales s, in host memory, have none. A run under
- * a recipe such as fp8_block leaves all scales of x and dy at 1. These scales were not computed from an amax, so
- * fp8_delayed must not use them. */
+/* Return whether the recipes r need tensorwise scales of x (GEMM inputs) and dy (output gradients), but the file has
+ * none. s: the file's scales, in host memory. A run under a recipe such as fp8_block leaves all scales of x and dy at
+ * 1, without computing them from an amax, so fp8_delayed must not use them. */
 TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
     const int first = s->count / 3; /* tensors 0 to first - 1 are weights, the others are x and dy */
     int delayed = 0;
@@ -125,8 +126,8 @@ TE_API int te__scales_are_missing(const te_scales *s, const te_recipes *r) {
         if (s->scale[i] != 1.0f || s->amax[i] > 0.0f) return 0;
     return 1;
 }
-/* Set the scales of the recipes r to those of the file, or initialise them, as the table at the head of this file says.
- * Call this after the weights have been loaded. Waits for the stream. */
+/* Set the scales of the recipes r to the scales of the file, or initialise the scales of r; the table at the head of
+ * this header says which. Call this after the weights have been loaded. Waits for the stream. */
 TE_IF_USED TE_API te_status te__checkpoint_apply_scales(const te__checkpoint_tensors *l, te_recipes *r,
                                                         te_context *ctx) {
     te_scales from, to;

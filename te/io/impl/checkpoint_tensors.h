@@ -2,15 +2,15 @@
  * functions that copy these shards to and from the file.
  *
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
- * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for a range of its
- * parameter's elements, and for a second range among the few elements behind the last shard, which are replicated
- * (zero1.h). With ZeRO-3, a rank has only these two ranges of the parameter itself, too (fsdp.h). An optimizer's
- * moments in 8 bits are stored as bf16 in the file.
+ * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for two ranges of a
+ * parameter's elements: its shard, and a range among the few elements behind the last rank's shard, which all ranks
+ * have (zero1.h). With ZeRO-3, a rank has also the parameter itself only for these two ranges (fsdp.h). The file stores
+ * an optimizer's 8-bit moments as bf16.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
- * a time. Each rank fills a buffer with -0.0 and copies its shards into it. An all-reduce sums the buffers; since x +
- * -0.0 is x for every x, rank 0 gets the complete bytes, and writes them. Loading: each rank reads the whole file and
- * copies its shards out of it.
+ * a time. Each rank fills a buffer with -0.0 and copies its shards into the buffer. An all-reduce sums the buffers.
+ * Because x + -0.0 is x for every x, rank 0 gets the complete bytes, and writes them. Loading: each rank reads the
+ * whole file, and keeps the elements of its shards.
  */
 #ifndef TE_CHECKPOINT_TENSORS_H
 #define TE_CHECKPOINT_TENSORS_H
@@ -29,20 +29,21 @@ typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shar
 /* A shard of a tensor, i.e. a range of the tensor's elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
-    int64_t from, elements;  /* the range of elements in the shard; `from` is an index among this rank's elements of the
-                              * parameter */
-    int saves;               /* 1: this rank saves those elements of the shard that it owns (te_shard_layout.owned); if
-                              * several ranks of a data group hold the shard, exactly one of them saves it */
-    te__shard_format format; /* how the shard is stored in memory; moments in 8 bits are converted to bf16 for the file,
-                              * and from bf16 when loaded */
+    int64_t from, elements;  /* the shard's elements, from to from + elements - 1, counted from this rank's first
+                              * element of the parameter */
+    int saves;               /* 1: this rank saves the shard's elements that are not copies of another rank's elements
+                              * (te_shard_layout.owned). If several ranks of a data group hold the shard, exactly one of
+                              * these ranks saves it */
+    te__shard_format format; /* how the shard is stored in memory; 8-bit moments are bf16 in the file, and are converted
+                              * when saved or loaded */
 } te__tensor_shard;
 
 typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* the shape of the whole tensor */
     /* which contiguous runs (ranges) of the whole tensor's elements this rank of the tensor group has */
     te_shard_layout runs;
-    te__tensor_shard shard[2]; /* [shards]: this rank's shards of those runs; with ZeRO-1 the second one is among the
-                                * replicated elements behind the last rank's shard */
+    te__tensor_shard shard[2]; /* [shards]: this rank's parts of the elements in `runs`. With ZeRO-1, the second shard
+                                * is among the replicated elements behind the last rank's shard */
     int shards;
 } te__sharded_tensor;
 
@@ -65,8 +66,8 @@ typedef struct te__tensor_part {
     size_t size;  /* bytes of an element in the part */
 } te__tensor_part;
 
-/* Copy the elements that the shard and the part have in common from the shard to the part or, if `loads`, from the part
- * to the shard. */
+/* Copy the elements that the shard *s and *part have in common: from the shard to the part or, if `loads` is set, from
+ * the part to the shard. */
 TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, const te__tensor_shard *s,
                                                   const te__tensor_part *part, int loads, te_context *ctx) {
     const int64_t shard_end = te_min(s->from + s->elements, loads ? INT64_MAX : w->runs.owned);
@@ -74,8 +75,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     const int64_t first = te_max(te_shard_run_with(&w->runs, s->from), te__shard_run_with_whole(&w->runs, part->at));
     for (int64_t i = first; i < w->runs.count; i++) {
         const te_shard_run r = te_shard_run_at(&w->runs, i);
-        const int64_t shift = r.whole - r.at; /* the index that an element of run r has in the whole tensor, minus its
-                                               * index on this rank */
+        const int64_t shift = r.whole - r.at; /* index of an element in the whole tensor, minus its index on this
+                                               * rank */
         const int64_t from = te_max(te_max(s->from, r.at), part->at - shift);
         const int64_t to = te_min(te_min(shard_end, r.at + r.elements), part_end - shift);
         if (r.at >= shard_end || r.whole >= part_end) break;
@@ -89,8 +90,8 @@ TE_IF_USED TE_API te_status te__tensor_shard_copy(const te__sharded_tensor *w, c
     }
     return TE_OK;
 }
-/* Copy the shards of a tensor between memory and a part of the tensor in the file. If `loads` is set, copy to all
- * shards that this rank has; else copy from those shards that this rank saves. */
+/* If `loads` is set, copy the elements of *part to all shards of the tensor that this rank has. Otherwise copy to *part
+ * those shards of which te__tensor_shard.saves is 1. */
 TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w, const te__tensor_part *part, int loads,
                                                     te_context *ctx) {
     for (int i = 0; i < w->shards; i++)
@@ -100,9 +101,9 @@ TE_IF_USED TE_API te_status te__sharded_tensor_copy(const te__sharded_tensor *w,
 
 /* ---- the list of tensors ----------------------------------------------------------------------------------------- */
 
-/* All tensors of a checkpoint. The "numbers" among them (step counts, random state) are small arrays in host memory
- * that belong to no parameter. If there are several ranks, `data` of a parameter's tensor is a placeholder that is not
- * null, because the tensor is read and written through its shards. */
+/* All tensors of a checkpoint. Some of these tensors are "numbers" (step counts, random state): small arrays in host
+ * memory that belong to no parameter. With several ranks, a parameter's tensor is read and written through its shards;
+ * te_safetensor.data is then a placeholder that is not null. */
 typedef struct te__checkpoint_tensors {
     te_safetensor *tensor;       /* [count] */
     te__sharded_tensor *sharded; /* [count]; for numbers: zeros */
@@ -112,8 +113,8 @@ typedef struct te__checkpoint_tensors {
     int is_sharded;              /* 1: several ranks save or load one file */
     int has_8bit;                /* 1: the optimizer has moments in 8 bits, which the file stores as bf16 */
     int count;
-    size_t used, name_bytes;     /* bytes of the memory `names`: those used so far (used), and all of them
-                                  * (name_bytes) */
+    size_t used, name_bytes;     /* used: how many bytes of `names` are in use so far; name_bytes: how many bytes
+                                  * `names` has */
     te_adamw_state state;
     te_rng rng;
     int64_t step[2], recipes[3], loss_scale_steps; /* the values of the numbers */
@@ -121,22 +122,23 @@ typedef struct te__checkpoint_tensors {
     float loss_scale;
     /* 1: the file has the state of dynamic loss scaling (loss_scale and loss_scale_steps) */
     int has_loss_scale;
-    /* with a pipeline, each model must be saved by one stage. saves: on one rank of each stage, the sum of
-     * te__model_mark over the stage's models, except copies; on all other ranks 0. models: the sum over all models */
+    /* With a pipeline, exactly one stage must save each model; the sum of `saves` over all ranks shows whether this is
+     * so, because it must equal `models`. saves: on one rank of each stage, the sum of te__model_mark over the stage's
+     * models, except copies; on all other ranks 0. models: the sum of te__model_mark over all models */
     uint32_t saves, models;
-    int numbers;                 /* how many tensors at the beginning of the list are loaded before the others: the step
-                                  * counts, the random state, and the scales of recipes */
+    int numbers;                 /* how many tensors at the beginning of the list are loaded first: step counts, random
+                                  * state, and FP8 scales */
     const te_safetensors *file;  /* null: the checkpoint is saved */
-    char *scales;                /* when the checkpoint is loaded: [scales_bytes], host memory for the file's
-                                  * "recipes.scales"; null if the file has no recipes */
+    char *scales;                /* [scales_bytes], host memory for the file's tensor "recipes.scales" while a
+                                  * checkpoint is loaded; null if the file has no such tensor */
     size_t scales_bytes;
 } te__checkpoint_tensors;
 
 TE_API void te__checkpoint_free(te__checkpoint_tensors *l) {
     free(l->tensor), free(l->sharded), free(l->names), free(l->scales);
 }
-/* Add a tensor named "<prefix><model>.<op>.<field>" to the list; it has no shards yet. If the memory of the list is not
- * allocated yet, only count the tensor. */
+/* Add a tensor named "<prefix><model>.<op>.<field>" to the list l, at first without shards. If the memory of the list
+ * is not allocated yet, only count the tensor. */
 TE_API void te__checkpoint_add(te__checkpoint_tensors *l, const char *prefix, const te_named_model *model,
                                const te_param *p, te_dtype dtype) {
     const size_t left = l->names ? l->name_bytes - l->used : 0;
@@ -164,8 +166,8 @@ TE_API void te__checkpoint_add_numbers(te__checkpoint_tensors *l, const char *na
 }
 /* Return whether several ranks save or load one checkpoint together. */
 TE_API int te__checkpoint_is_sharded(const te_context *ctx) { return ctx && ctx->comm && ctx->comm->world.size > 1; }
-/* Kinds of an optimizer's tensors. te__checkpoint_prefix returns the prefix of the names of a kind's tensors. rule: the
- * rule that updates the parameter; state: one of these constants. */
+/* The kinds of an optimizer's tensors. te__checkpoint_prefix returns the text with which the tensor names of kind
+ * `state` begin, such as "adamw.m.". rule: the rule that updates the parameter (adamw, sgd or muon). */
 enum { TE__CHECKPOINT_step, TE__CHECKPOINT_master, TE__CHECKPOINT_m, TE__CHECKPOINT_v };
 TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #define TE__CHECKPOINT_PREFIXES(rule) {#rule ".step", #rule ".master.", #rule ".m.", #rule ".v."},
@@ -173,15 +175,16 @@ TE_API const char *te__checkpoint_prefix(te_rule rule, int state) {
 #undef TE__CHECKPOINT_PREFIXES
     return prefixes[rule][state];
 }
-/* A number for model i. The sum of these numbers over a set of models identifies the set. */
+/* Return a number for model i. The sum of these numbers over a set of models identifies the set. */
 TE_API uint32_t te__model_mark(int i) { return ((uint32_t)i + 1) * 2654435761u; }
 TE_API void te__checkpoint_count_model(te__checkpoint_tensors *l, int i, const te_model *m) {
     const int is_copy = m->param_count && m->param[0].is_copy;
     l->models += te__model_mark(i);
     if (!l->replica && !l->ranks->rank && !m->is_elsewhere && !is_copy) l->saves += te__model_mark(i);
 }
-/* For a parameter whose weights are sharded over the data group (te_fsdp_init): add the two ranges of its elements that
- * this rank has, one in its shard of the model, and one among the elements behind the last shard. */
+/* Add the shards of a parameter that te_fsdp_init has sharded over the data group. This rank has two ranges of the
+ * parameter's elements: one in the rank's shard of the model, and one among the replicated elements behind the last
+ * rank's shard. */
 TE_API void te__checkpoint_add_param_shards(te__checkpoint_tensors *l, te_model *m, const te_param *p) {
     const te_model_shards *s = m->shards;
     const int64_t behind = s->elements * s->ranks, at = p->grad - m->grads, end = at + p->rows * p->cols;
@@ -208,9 +211,10 @@ TE_API void te__checkpoint_add_param(te__checkpoint_tensors *l, const te_named_m
     shard.saves = !p->is_copy && !l->replica, shard.format = TE__AS_STORED;
     te__checkpoint_add_shard(l, l->count - 1, shard);
 }
-/* Add the optimizer's tensors of one parameter, up to three: master weights, m, v. `it`, of the optimizer, iterates
- * over the ranges of elements whose optimizer state this rank has. The caller passes `it` at the first range of this
- * parameter, if this rank has one; the function moves it past the last one. *more: 0 if `it` has reached its end. */
+/* Add the optimizer's tensors of one parameter to the list l, up to three: master weights, m, v. `it` iterates over all
+ * ranges of elements for which this rank has optimizer state. At the call, `it` is at the first range of this parameter
+ * (if this rank has a range of it); the function moves `it` past the parameter's last range. *more: 0 if no range is
+ * left. */
 TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_model *m, const te_param *p,
                                       te_rule rule, te_adamw_iter *it, int *more) {
     const te_adamw *o = it->opt;
@@ -238,11 +242,11 @@ TE_API void te__checkpoint_add_states(te__checkpoint_tensors *l, const te_named_
 
 typedef struct te__moments_8bit_reader {
     const te__checkpoint_tensors *l;
-    void *part; /* memory on the target for a part of a tensor that is converted to bf16 */
+    void *part; /* target memory for a part of a tensor after its conversion to bf16 */
 } te__moments_8bit_reader;
 
-/* A callback for te__safetensors_extra.source: converts moments in 8 bits to bf16, and copies all other tensors
- * unchanged. */
+/* A callback for te__safetensors_extra.source, which delivers the bytes of a tensor: converts 8-bit moments to bf16,
+ * and copies all other tensors unchanged. */
 TE_IF_USED TE_API te_status te__moments_8bit_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
                                                     te_context *ctx) {
     const te__moments_8bit_reader *f = (const te__moments_8bit_reader *)from;
@@ -260,8 +264,8 @@ TE_API te_status te__moments_8bit_open(te__moments_8bit_reader *f, const te__che
     return te_allocate(ctx, &f->part, TE_SAFETENSORS_STAGING);
 }
 TE_API void te__moments_8bit_close(te__moments_8bit_reader *f, te_context *ctx) { te_release(ctx, f->part); }
-/* Set moments in 8 bits to zeros before they are loaded. A block of them may be loaded in several parts, and the scale
- * of the block would otherwise depend on old elements. */
+/* Set 8-bit moments to zeros before they are loaded. A block of 8-bit moments, which has one scale, may be loaded in
+ * several parts. Without the zeros, old elements of the block would influence its scale. */
 TE_API te_status te__moments_8bit_clear(const te_adamw *o, te_context *ctx) {
     if (!o || !te__moments_8bit(o->moments)) return TE_OK;
     TE_TRY(te_fill(ctx, o->m, 0, te__moments_bytes(o->m_elements, o->moments)));
@@ -283,11 +287,11 @@ TE_API uint32_t te__tensors_hash(const te__checkpoint_tensors *l) {
     }
     return hash;
 }
-/* Wait for all ranks, and return an error on all of them if any rank has failed or if their tensors differ. status: the
- * status of this rank so far; l: null if this rank has no list. */
+/* Wait for all ranks, and return an error on all ranks if any rank has failed or if the ranks' tensors differ. status:
+ * an earlier error of this rank, or TE_OK. l: the list of tensors, or null if this rank has none. */
 TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_tensors *l, te_context *ctx) {
-    /* A vote is sent as this many f32 elements, although its members are integers: an all-gather copies bits
-     * unchanged. */
+    /* FLOATS: the size of a vote in f32 elements. The all-gather treats the vote's integers as f32, which is correct
+     * because it copies bits unchanged. */
     enum { FLOATS = sizeof(te__rank_vote) / sizeof(float) };
     const te_group *g = &ctx->comm->world;
     const size_t bytes = (size_t)g->size * sizeof(te__rank_vote);
@@ -322,16 +326,17 @@ TE_API te_status te__checkpoint_agree(te_status status, const te__checkpoint_ten
 
 /* ---- several ranks: saving --------------------------------------------------------------------------------------- */
 
-/* The state while tensors are gathered: the position in the file, which is the same on all ranks, and memory for a part
+/* The state of gathering the tensors: the position in the file, which is the same on all ranks, and memory for a part
  * of a tensor. */
 typedef struct te__gather {
     const te__checkpoint_tensors *l;
-    /* in target memory. part: the current part of a tensor; zeros: buffers of -0.0 in f32, and in 16-bit formats */
+    /* In target memory. part: the current part of a tensor. zeros[0]: a buffer filled with -0.0 in f32; zeros[1]: the
+     * same for 16-bit formats */
     char *part, *zeros[2];
-    /* bytes of an element of the current tensor; in the file all tensors with 4-byte elements come before those with
+    /* bytes of an element of the current tensor. In the file, tensors with 4-byte elements come before tensors with
      * 2-byte elements */
     size_t size;
-    /* the index of the current tensor; l->count when all tensors of this element size are done */
+    /* the index of the current tensor; l->count if no tensor with elements of `size` bytes is left */
     int i;
     uint64_t at;           /* the offset of the next byte in the data of the current tensor */
 } te__gather;
@@ -355,8 +360,8 @@ TE_API te_status te__gather_open(te__gather *g, const te__checkpoint_tensors *l,
     g->l = l, g->size = 4, g->i = 0;
     return status;
 }
-/* Go to the next part, which begins at byte g->at of tensor g->i; returns 0 if there is none. Numbers (step counts,
- * random state) are skipped, because rank 0 has them without gathering. */
+/* Go to the next part to gather, which begins at byte g->at of tensor g->i; return 0 if no part is left. Numbers (step
+ * counts, random state) are skipped, because rank 0 has them without gathering. */
 TE_API int te__gather_next(te__gather *g) {
     for (;; g->i = 0, g->size /= 2)
         for (; g->i < g->l->count; g->i++, g->at = 0) {
@@ -384,8 +389,8 @@ TE_API size_t te__gather_bytes(const te__gather *g) {
     const uint64_t left = g->l->tensor[g->i].bytes - g->at;
     return left < TE_SAFETENSORS_STAGING ? (size_t)left : (size_t)TE_SAFETENSORS_STAGING;
 }
-/* A callback for te__safetensors_extra.source, for rank 0: gathers the requested part of a tensor and copies it to host
- * memory. */
+/* A callback for te__safetensors_extra.source on rank 0, which delivers the bytes of a tensor: gathers the requested
+ * part of the tensor, and copies this part to host memory. */
 TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n,
                                               te_context *ctx) {
     te__gather *g = (te__gather *)from;
@@ -395,9 +400,9 @@ TE_IF_USED TE_API te_status te__gather_source(void *from, void *to, const te_saf
     TE_TRY(te__gather_part(g, n, ctx));
     return te_copy(ctx, to, g->part, n);
 }
-/* Gather all parts of the tensors that this rank has not gathered yet. A rank that does not write the file gathers all
- * parts here. On rank 0 parts remain only if its write has failed; it gathers them so that the other ranks do not wait
- * for it. */
+/* Gather all parts of the tensors that this rank has not gathered yet. A rank that does not write the file takes part
+ * in gathering all parts here. On rank 0, parts are left only if writing has failed; rank 0 then gathers the rest,
+ * because the other ranks would otherwise wait forever. */
 TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
     while (te__gather_next(g)) TE_TRY(te__gather_part(g, te__gather_bytes(g), ctx));
     return TE_OK;
@@ -405,9 +410,9 @@ TE_IF_USED TE_API te_status te__gather_rest(te__gather *g, te_context *ctx) {
 
 /* ---- loading shards ---------------------------------------------------------------------------------------------- */
 
-/* Load this rank's shards of tensor i from the file, and convert them if the file has another dtype. host: 2 *
- * TE_SAFETENSORS_STAGING bytes of host memory, for the numbers as read and as converted; buffer: TE_SAFETENSORS_STAGING
- * bytes of target memory. */
+/* Load this rank's shards of tensor i from the file, and convert the numbers if the file has another dtype. host:
+ * workspace for the numbers before and after conversion, 2 * TE_SAFETENSORS_STAGING bytes of host memory. buffer:
+ * workspace, TE_SAFETENSORS_STAGING bytes of target memory. */
 TE_IF_USED TE_API te_status te__sharded_tensor_read(const te__checkpoint_tensors *l, int i, const te_safetensors *f,
                                                     char *host, char *buffer, te_context *ctx) {
     const te_safetensor *want = &l->tensor[i], *t = te_safetensors_find(f, want->name);

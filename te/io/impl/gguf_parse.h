@@ -5,9 +5,9 @@
  * tensors' data. A string is stored as its length (u64) and its bytes, an array as the kind of its elements (u32),
  * their number (u64) and the elements.
  *
- * The file is not trusted: each count in it is checked against the bytes that are left before it is used, and memory is
- * allocated for entries that have been read, not for a count that the file claims. The tables take at most 16 times the
- * bytes of the header.
+ * The file is not trusted. Each count in the file is checked against the number of bytes left in the file before the
+ * count is used. Memory is allocated only for entries that have been read, not for a count that the file claims. The
+ * tables take at most 16 times the bytes of the header.
  */
 #ifndef TE_GGUF_PARSE_H
 #define TE_GGUF_PARSE_H
@@ -18,7 +18,8 @@
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------- */
 
-/* The position of the parser in the header of a file: byte `at` of the `bytes` bytes at `memory`. */
+/* The position of the parser in the header of a file. The file's bytes are memory[bytes], and the next byte to read is
+ * memory[at]. */
 typedef struct te__gguf_cursor {
     const unsigned char *memory;
     uint64_t bytes, at;
@@ -52,7 +53,7 @@ TE_API te_gguf_text te__gguf_text(const char *p, size_t n) {
     t.p = p, t.n = n;
     return t;
 }
-/* Read a key or a tensor's name, and store it in c->name, too, for error texts. what: "a key" or "a tensor's name", for
+/* Read a key or a tensor's name into *t and, for error texts, into c->name. what: "a key" or "a tensor's name", for
  * error texts. */
 TE_API te_status te__gguf_name(te_gguf_text *t, te__gguf_cursor *c, const char *what) {
     uint64_t n = 0;
@@ -79,8 +80,8 @@ TE_API te_status te__gguf_kind(te_gguf_kind *kind, te__gguf_cursor *c) {
     *kind = (te_gguf_kind)number;
     return TE_OK;
 }
-/* Set *at to the address of `count` consecutive numbers of a kind, and move the cursor past them. A bool must be 0 or
- * 1. */
+/* Set *at to the address of the next `count` numbers, which are of the kind `kind`, and move the cursor past these
+ * numbers. Numbers of the kind bool must be 0 or 1. */
 TE_API te_status te__gguf_numbers(const unsigned char **at, te__gguf_cursor *c, te_gguf_kind kind, uint64_t count) {
     const uint64_t size = (uint64_t)te__gguf_kind_bytes(kind);
     TE_REQUIRE(count <= te__gguf_left(c) / size, c->ctx, TE_ERROR_FORMAT,
@@ -92,7 +93,7 @@ TE_API te_status te__gguf_numbers(const unsigned char **at, te__gguf_cursor *c, 
                    te__gguf_shown(c->name), c->name.p, (int)(*at)[i]);
     return TE_OK;
 }
-/* Read a value of the kind v->kind. depth: the number of arrays around the value. */
+/* Read a value of the kind v->kind into *v. depth: the number of arrays that enclose the value. */
 TE_API te_status te__gguf_read_value(te_gguf_value *v, te__gguf_cursor *c, int depth) {
     te_gguf_value inner;
     if (v->kind == TE_GGUF_string) {
@@ -121,8 +122,8 @@ TE_API int te__gguf_by_key(const void *a, const void *b) {
 TE_API int te__gguf_by_name(const void *a, const void *b) {
     return te__gguf_order(((const te_gguf_tensor *)a)->name, ((const te_gguf_tensor *)b)->name);
 }
-/* Read the metadata of a file into *values, sorted by key. claimed: the number of metadata values according to the
- * file. The caller must free *values even after an error. */
+/* Read the metadata of a file into the array *values, which then has *count entries, sorted by key. claimed: the number
+ * of metadata values that the file states. The caller must free *values even after an error. */
 TE_API te_status te__gguf_read_values(te_gguf_value **values, int *count, te__gguf_cursor *c, uint64_t claimed) {
     for (uint64_t i = 0; i < claimed; i++) { /* if `claimed` is too large, reading fails at the file's end */
         te_gguf_value *grown = *count < 1 << 28 ? (te_gguf_value *)te__grow(*values, *count, sizeof **values) : 0;
@@ -147,7 +148,7 @@ TE_API const te_gguf_value *te__gguf_find_value(const te_gguf_value *values, int
     v.key = te__gguf_text(key, strlen(key));
     return count ? (const te_gguf_value *)bsearch(&v, values, (size_t)count, sizeof v, te__gguf_by_key) : 0;
 }
-/* Store an integer of any kind in *out and return 1; return 0 if the value is no integer or does not fit int64. */
+/* Store the integer v, of any width, in *out and return 1; return 0 if v is no integer or does not fit int64. */
 TE_API int te__gguf_integer(const te_gguf_value *v, int64_t *out) {
     uint64_t bits = 0;
     const int bytes = te__gguf_kind_bytes(v->kind), is_signed = v->kind == TE_GGUF_int8 || v->kind == TE_GGUF_int16 ||
@@ -171,9 +172,9 @@ TE_API te_status te__gguf_own_integer(int64_t *out, const te_gguf_value *values,
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Compute t->bytes from the shape and the type, and check that each row consists of whole blocks and that the size does
- * not overflow. The size of a tensor of an unknown type is not known, so t->bytes is 0: the tensor is listed, but
- * te_gguf_bind refuses to bind it to a parameter. */
+/* Compute t->bytes from the tensor's shape and type. Check that each row consists of whole blocks, and that the size
+ * does not overflow. If the type is unknown, t->bytes is 0: te_gguf_find finds the tensor, but te_gguf_bind does not
+ * bind a parameter to it. */
 TE_API te_status te__gguf_size(te_gguf_tensor *t, const te__gguf_cursor *c) {
     const te_gguf_block block = te_gguf_block_of(t->type);
     const uint64_t cols = t->rank ? (uint64_t)t->shape[t->rank - 1] : 1;
@@ -229,8 +230,8 @@ TE_API te_status te__gguf_alignment(uint64_t *alignment, const te_gguf_value *va
     *alignment = (uint64_t)a;
     return TE_OK;
 }
-/* Append the tensors of one file to f->tensor. In the file, a tensor's offset counts from the end of the header,
- * rounded up to the alignment. claimed: the number of tensors according to the file. */
+/* Append the tensors of one file to f->tensor. The tensors' data begins at the end of the header, rounded up to
+ * `alignment`, and the offsets of tensors count from there. claimed: the number of tensors that the file states. */
 TE_API te_status te__gguf_read_tensors(te_gguf *f, te_gguf_file *file, te__gguf_cursor *c, uint64_t claimed,
                                        uint64_t alignment) {
     const int first = f->tensors;
@@ -265,8 +266,9 @@ TE_API te_status te__gguf_read_tensors(te_gguf *f, te_gguf_file *file, te__gguf_
 
 /* ---- a file ------------------------------------------------------------------------------------------------------ */
 
-/* The metadata of a file about a split model: the number of the model's files (1: the model is not split), the index of
- * this file among them, and the number of tensors in all files (-1: not stored). */
+/* A file's metadata about a split model. count: the number of the model's files, 1 if the model is not split; number:
+ * the index of this file among them; tensors: the number of tensors in all files, -1 if the file does not store this
+ * number. */
 typedef struct te__gguf_split { int64_t count, number, tensors; } te__gguf_split;
 
 TE_API te_status te__gguf_begin(uint64_t *tensors, uint64_t *values, te__gguf_cursor *c) {
@@ -295,16 +297,16 @@ TE_API te_status te__gguf_split_of(te__gguf_split *s, const te_gguf_value *value
     s->count = te_max(s->count, (int64_t)1);
     return TE_OK;
 }
-/* The last 120 bytes of a path, or a few less so that no UTF-8 character is cut. Error texts show the end of a path,
- * because the parts of a model differ only there. */
+/* Return the last 120 bytes of a path, or a few less so that no UTF-8 character is cut. Error texts show the end of a
+ * path, because the paths of a split model's files differ only at the end. */
 TE_API const char *te__gguf_path_end(const char *path) {
     const size_t n = strlen(path);
     if (n > 120) path += n - 120;
     while (((unsigned char)*path & 0xc0) == 0x80) path++;
     return path;
 }
-/* Parse file number f->files, whose bytes are in *file, and add its tensors to f->tensor. Only the metadata of the
- * first file are kept, in f->value; the metadata of every other file only say which file of the model it is. */
+/* Parse file number f->files, whose bytes are in *file, and add its tensors to f->tensor. f->value keeps only the
+ * metadata of the first file; the metadata of a later file say only which file of the model it is. */
 TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *split, const char *path,
                                 te_context *ctx) {
     te__gguf_cursor c;
@@ -321,7 +323,8 @@ TE_API te_status te__gguf_parse(te_gguf *f, te_gguf_file *file, te__gguf_split *
     else f->value = values, f->values = count;
     return status;
 }
-/* Sort the tensors of all files by name, and check that there are as many as the metadata say, with different names. */
+/* Sort the tensors of all files by name. Check that their names differ, and that there are as many tensors as the
+ * metadata say. */
 TE_API te_status te__gguf_finish(te_gguf *f, const te__gguf_split *split, te_context *ctx) {
     TE_REQUIRE(split->tensors < 0 || split->tensors == f->tensors, ctx, TE_ERROR_FORMAT,
                "%.120s: split.tensors.count is %lld, the files have %d", f->path, (long long)split->tensors,

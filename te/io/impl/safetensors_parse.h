@@ -3,10 +3,10 @@
  * A file consists of the header's length (8 bytes, little-endian), the header (JSON), and the tensors' data:
  *     {"__metadata__":{"key":"value"},"fc.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}
  *
- * The file is not trusted: each size in it is checked against the size of the file before it is used, and the tensors
- * must cover the data without gaps or overlap. Fields of a tensor that the format does not have, and metadata that are
- * no strings, are skipped. A tensor in a dtype that the library does not have, or with too many dimensions, is listed
- * with the size that its offsets say, so that a program can use the other tensors of the file.
+ * The file is not trusted. Each size in the file is checked against the size of the file before it is used, and the
+ * tensors must cover the data without gaps or overlap. Unknown fields of a tensor, and metadata that are no strings,
+ * are skipped. A tensor with an unknown dtype or with too many dimensions is no error: it is listed with the size that
+ * follows from its offsets, so that a program can use the other tensors of the file.
  */
 #ifndef TE_SAFETENSORS_PARSE_H
 #define TE_SAFETENSORS_PARSE_H
@@ -17,7 +17,7 @@
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
 
-/* Parse a tensor's dtype. If it is not in the list of the format's dtypes, t->dtype is TE_SAFETENSORS_OTHER. */
+/* Parse a tensor's dtype into t->dtype. A dtype that is not in TE_SAFETENSORS_DTYPES becomes TE_SAFETENSORS_OTHER. */
 TE_API te_status te__safetensors_parse_dtype(te_safetensor *t, te__json *j) {
     const char *text;
     int d = 0;
@@ -43,9 +43,8 @@ TE_API te_status te__safetensors_parse_offsets(int64_t *begin, int64_t *end, te_
     TE_TRY(te__json_number(end, j));
     return te__json_expect(j, ']');
 }
-/* Set t->bytes to the tensor's size, which is the difference of its offsets. dtype and shape must give the same size;
- * this is not checked for a dtype that the library does not know, nor for a tensor that has more dimensions than
- * `shape` can store. */
+/* Set t->bytes to the tensor's size, end - begin. Check that the tensor's dtype and shape give the same size, unless
+ * the library does not know the dtype, or the tensor has more dimensions than t->shape can store. */
 TE_API te_status te__safetensors_set_size(te_safetensor *t, int64_t begin, int64_t end, uint64_t data_bytes,
                                           const te__json *j) {
     TE_REQUIRE(begin <= end && (uint64_t)end <= data_bytes, j->ctx, TE_ERROR_FORMAT,
@@ -87,8 +86,8 @@ TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uin
                j->path, t->name, fields[!seen[DTYPE] ? DTYPE : !seen[SHAPE] ? SHAPE : OFFSETS]);
     return te__safetensors_set_size(t, begin, end, data_bytes, j);
 }
-/* Parse the object of the metadata, or null, which stands for no metadata. A key whose value is no string is listed
- * with the value null, so that te_safetensors_verify sees a key that was damaged. */
+/* Parse the JSON value of "__metadata__": an object, or null if there is no metadata. A key whose value is no string is
+ * listed with the value null, so that te_safetensors_verify can notice a damaged key. */
 TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) {
     if (te__json_peek(j) == 'n') return te__json_skip(j);
     TE_TRY(te__json_expect(j, '{'));
@@ -116,8 +115,8 @@ TE_API int te__by_name(const void *a, const void *b) {
 TE_API int te__by_key(const void *a, const void *b) {
     return strcmp(((const te_safetensors_pair *)a)->key, ((const te_safetensors_pair *)b)->key);
 }
-/* Check that the tensors cover the data without gaps or overlap, and that names and keys are unique. Sorts both
- * tables. */
+/* Check that the tensors cover the data without gaps or overlap, and that tensor names and metadata keys are unique.
+ * Sorts the tables of tensors and of metadata. */
 TE_API te_status te__safetensors_check_tables(te_safetensors *f, uint64_t data_bytes, te_context *ctx) {
     uint64_t at = 0;
     if (f->count) qsort(f->tensor, (size_t)f->count, sizeof *f->tensor, te__by_offset);
@@ -137,7 +136,8 @@ TE_API te_status te__safetensors_check_tables(te_safetensors *f, uint64_t data_b
                    "%.120s: two metadata are called \"%.60s\"", f->path, f->metadata[i].key);
     return TE_OK;
 }
-/* Parse f->header, which has n bytes and a closing NUL, into the file's tables, and check the tables. */
+/* Parse f->header into the tables of tensors and of metadata, and check the tables. n: the bytes of f->header without
+ * its closing NUL. */
 TE_API te_status te__safetensors_parse(te_safetensors *f, size_t n, uint64_t data_bytes, te_context *ctx) {
     te__json json, *j = &json;
     const char *name;

@@ -1,8 +1,8 @@
 /* safetensors_write.h -- writes a safetensors file, for te_safetensors_write and for checkpoints: checks the tensors,
  * and writes the header and then the data, TE_SAFETENSORS_STAGING bytes at a time.
  *
- * The new file replaces an old one only once it is complete on the disk; te/core/impl/file.h describes the handling of
- * links, permissions and devices.
+ * An old file at the same path is replaced only when the new file is complete on the disk. te/core/impl/file.h
+ * describes the handling of links, permissions and devices.
  */
 #ifndef TE_SAFETENSORS_WRITE_H
 #define TE_SAFETENSORS_WRITE_H
@@ -16,8 +16,8 @@
 typedef struct te__safetensors_extra {
     int sealed; /* 1: put a checksum into the metadata */
     int finite; /* 1: an infinity or a NaN in a tensor in F32, BF16 or F16 is an error */
-    /* A callback that copies bytes [at, at + n) of a tensor to `to`, in host memory; if null, the bytes are copied from
-     * t->data. */
+    /* A callback that copies n bytes of a tensor, from byte `at` on, to host memory at address `to`. If the callback is
+     * null, the bytes are copied from t->data. */
     te_status (*source)(void *from, void *to, const te_safetensor *t, uint64_t at, size_t n, te_context *ctx);
     void *from; /* the callback's first argument */
 } te__safetensors_extra;
@@ -29,19 +29,19 @@ TE_API te__safetensors_extra te__safetensors_extra_of(int sealed, int finite) {
     return e;
 }
 
-/* The text with which the header of a sealed file begins (a sealed file has a checksum). The digits of the checksum
- * follow directly after this text. */
+/* A sealed file is a file with a checksum. Its header begins with this text, and the digits of the checksum follow
+ * directly. */
 #define TE__SAFETENSORS_SEAL "{\"__metadata__\":{\"" TE_SAFETENSORS_SUM "\":\""
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
 
-/* Write a pair of the metadata, after a comma unless it is the first one (*any is 0). */
+/* Write one pair of the metadata. A comma precedes the pair unless it is the first pair (*any is 0). */
 TE_API void te__safetensors_put_pair(te__text *t, int *any, const char *key, const char *value) {
     if ((*any)++) te__text_char(t, ',');
     te__text_string(t, key), te__text_char(t, ':'), te__text_string(t, value);
 }
 /* Write the metadata. transformers loads only files whose metadata have the key "format". If the caller's metadata do
- * not have it, it is written with the value "pt", as in PyTorch's files. */
+ * not have this key, the key is written with the value "pt", as in PyTorch's files. */
 TE_API void te__safetensors_put_metadata(te__text *t, const te_safetensors_pair *metadata, int pairs, int sealed) {
     int any = sealed, has_format = 0;
     for (int i = 0; i < pairs; i++) has_format |= !strcmp(metadata[i].key, "format");
@@ -52,9 +52,9 @@ TE_API void te__safetensors_put_metadata(te__text *t, const te_safetensors_pair 
     te__text_char(t, '}');
 }
 /* Write the header, padded with spaces so that the data begin at a multiple of TE_SAFETENSORS_ALIGN. Tensors are
- * ordered by the size of their elements, the largest first, so that each tensor is aligned to its element size. In the
- * header of a sealed file the digits of the checksum are zeros at first; they are overwritten when the data has been
- * written. */
+ * ordered by the size of their elements, the largest first, so that each tensor is aligned to its element size. If
+ * `sealed` is set, the header has a checksum, whose digits are zeros at first, and are overwritten when the data has
+ * been written. */
 TE_API void te__safetensors_header(te__text *t, const te_safetensor *tensor, int n, const te_safetensors_pair *metadata,
                                    int pairs, int sealed) {
     uint64_t at = 0;
@@ -131,8 +131,8 @@ TE_API te_status te__safetensors_unique(const char **name, int n, const char *ki
 }
 /* ---- numbers that are not finite --------------------------------------------------------------------------------- */
 
-/* Return whether any element among n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The loops
- * have no early exit, so that the compiler can vectorise them. */
+/* Return whether any of the f32 elements in n bytes is an infinity or a NaN, i.e. has all bits of its exponent set. The
+ * loop has no early exit, so that the compiler can vectorise it. */
 TE_API int te__safetensors_any_nonfinite32(const char *bytes, size_t n) {
     uint32_t any = 0, bits;
     for (size_t i = 0; i < n; i += sizeof bits) {
@@ -149,8 +149,8 @@ TE_API int te__safetensors_any_nonfinite16(const char *bytes, size_t n, uint16_t
     }
     return any;
 }
-/* Return whether any element among n bytes is an infinity or a NaN. size: bytes of an element: 4 for f32, or 2 for a
- * 16-bit format, whose exponent mask is `exponent`. */
+/* Return whether any of the elements in n bytes is an infinity or a NaN. size: bytes of an element, 4 for f32 or 2 for
+ * a 16-bit format. exponent: the mask of the exponent's bits in the 16-bit format. */
 TE_API int te__safetensors_any_nonfinite(const char *bytes, size_t n, size_t size, uint16_t exponent) {
     return size == 4 ? te__safetensors_any_nonfinite32(bytes, n)
                      : te__safetensors_any_nonfinite16(bytes, n, exponent);
@@ -195,8 +195,8 @@ TE_API te_status te__safetensors_put_bytes(te__safetensors_writer *w, const te_s
     }
     return TE_OK;
 }
-/* Write the data of one tensor. If the file should have the transpose of t->data, the data is first transposed in host
- * memory, which takes twice the tensor's bytes. */
+/* Write the data of one tensor. If the file should have the transpose of t->data (t->transposed), the data is first
+ * transposed in host memory, which needs twice the tensor's bytes. */
 TE_API te_status te__safetensors_put_tensor(te__safetensors_writer *w, const te_safetensor *t, te_context *ctx) {
     if (!t->transposed) return te__safetensors_put_bytes(w, t, ctx);
     te_safetensor host = *t;
@@ -256,7 +256,7 @@ TE_API te_status te__safetensors_write(const char *path, const te_safetensor *te
     TE_REQUIRE(text.n <= TE_SAFETENSORS_MAX_HEADER, ctx, TE_ERROR_OVERFLOW,
                "safetensors: the header would have %zu bytes, at most %d are allowed", text.n,
                (int)TE_SAFETENSORS_MAX_HEADER);
-    /* the size in bytes of the staging buffer and of the header, which lies behind this buffer */
+    /* bytes of the staging buffer, and of the header, which lies behind the buffer */
     const size_t capacity = text.n + TE_SAFETENSORS_STAGING;
     char *memory = (char *)malloc(capacity);
     TE_REQUIRE(memory, ctx, TE_ERROR_MEMORY, "safetensors: cannot allocate %zu bytes", capacity);

@@ -1,10 +1,10 @@
 /* adamw_kernels.h -- the kernels of te_adamw_step: one thread computes the step's scalars, then one launch updates all
  * tensors by AdamW or SGD, with moments in f32, bf16 or 8 bits.
  *
- * Each block updates one chunk of one tensor, which te_chunk_tensor finds. The table says how many bytes the update
- * reads and writes for each element of a 16-bit model; all bytes divided by the bandwidth of a copy are a lower bound
- * of the time. The update is bound by memory, except with moments in 8 bits, where it is bound by arithmetic. Each
- * number in the table is 6 less without master weights, and 2 less for an f32 model, which has no 16-bit weight.
+ * Each block updates one chunk of one tensor; te_chunk_tensor finds the tensor of a chunk. The table below has the
+ * bytes that the update reads and writes for each element of a 16-bit model. These bytes divided by the bandwidth of a
+ * copy are a lower bound of the time. The update is bound by memory, but with 8-bit moments by arithmetic. Without
+ * master weights each number is 6 less; for an f32 model, which has no 16-bit weights, it is 2 less.
  *
  *     moments               f32   bf16   8 bits     read: grad, master, m, v      written: master, m, v, 16-bit weight
  *     AdamW                  30     22   18.125
@@ -22,30 +22,29 @@
 #include "../loss_scale.h"     /* te_loss_scale_state, te__loss_scale_update */
 #include "../param_groups.h"   /* te_chunk_tensor, TE_KERNEL */
 
-/* One entry of the table of tensors, which lies in target memory and which the kernels read. */
+/* One tensor that the kernels update. The array of these structs lies in target memory. */
 typedef struct te__adamw_tensor {
-    float *master; /* the master weights: if the dtype is f32, the parameter itself; null if there are none */
+    float *master; /* the master weights; if the dtype is f32, the parameter itself; null without master weights */
     void *m, *v;   /* the moments, in the format te_adamw_config.moments; v is null if the rule has no second moment */
     const float *grad;
     void *weight;
     int64_t elements;
-    int64_t at;    /* the index of the tensor's first element among the elements of all tensors; Philox's counter is
-                      computed from this index, which is a multiple of 4 */
+    int64_t at;    /* the index, a multiple of 4, of the tensor's first element among the elements of all tensors, from
+                    * which Philox's counter is computed */
     float decay;
-    float lr;      /* the tensor's learning rate is the step's learning rate times lr */
+    float lr;      /* factor: the tensor's learning rate is te_adamw_state.lr * lr */
     te_dtype dtype;
     te_rule rule;
 } te__adamw_tensor;
 
-/* Compile-time constants of a kernel. The dtype of the weights is a run-time value instead, because that dtype only
- * determines how a weight is stored. */
+/* Compile-time constants of a kernel. The dtype of the weights is no such constant, because it only determines how a
+ * weight is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
-/* A block of 256 lanes processes a chunk in one pass, for which each lane makes two times four 16-byte loads. Four
- * blocks are resident on a multiprocessor: with moments in 16 or 8 bits the arithmetic takes as long as the memory
- * accesses, and with more warps the latency of both is hidden better (AdamW with bf16 moments: 853 us with two blocks,
- * 717 us with four). A CPU processes 32 elements at a time, in local arrays, because the compiler knows that these do
- * not alias. */
+/* A block of 256 lanes (threads) updates a chunk of 2048 elements: each lane makes two times four 16-byte loads. Four
+ * blocks are resident on a multiprocessor. With 16-bit or 8-bit moments, arithmetic takes as long as memory accesses,
+ * and more warps hide the latency of both better (AdamW with bf16 moments: 853 us with two blocks, 717 us with four). A
+ * CPU copies 32 elements at a time to local arrays, of which the compiler knows that they do not alias. */
 enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1,
       TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32, TE__ADAMW_RESIDENT = 4 };
 
@@ -58,20 +57,22 @@ typedef struct te__adamw_vec { te__adamw_floats g, p, m, v; } te__adamw_vec;
 
 /* ---- stochastic rounding ----------------------------------------------------------------------------------------- */
 
-/* The numbers of the Philox streams for rounding moments and weights. Ops use stream numbers counted from 0, far below
- * these two. */
+/* The numbers of the Philox streams for rounding moments and weights. Ops use small stream numbers, counted from 0, so
+ * all streams differ. */
 enum { TE__ADAMW_MOMENTS = 0x6d6f6d31, TE__ADAMW_WEIGHTS };
 
-/* x as bf16, rounded stochastically such that the expected value is x: 16 random bits are added to the low 16 bits of
- * x, which are then cut off. If the low 16 bits have the value c, the addition carries, with probability c / 2^16, into
- * the bits that are kept. If |x| is above the largest finite bf16 number, te_bf16_of_float rounds x instead. */
+/* Return x as bf16, rounded stochastically such that the expected value is x. 16 random bits are added to the low 16
+ * bits of x, and then the low 16 bits are cut off. If the low 16 bits of x have the value c, the addition carries into
+ * the high 16 bits with probability c / 2^16. An |x| above the largest finite bf16 number is rounded by
+ * te_bf16_of_float instead. */
 TE_BOTH uint16_t te__bf16_stochastic(float x, uint32_t random) {
     const uint32_t u = te_bits_of_float(x);
     if ((u & 0x7fffffffu) > 0x7f7f0000u) return te_bf16_of_float(x);
     return (uint16_t)((u + (random & 0xffffu)) >> 16);
 }
-/* w = random words for four consecutive elements, one word for each element, all from one Philox counter. The rounding
- * of m uses the low half of a word, that of v the high half. */
+/* Set w to random words for the four elements `element` to element + 3, one word for each element. All four words come
+ * from one Philox counter. For moments, the rounding of m uses the low half of a word, and the rounding of v the high
+ * half. */
 TE_FN void te__adamw_random(uint32_t w[4], int64_t element, int stream, const te_adamw_state *s,
                             const te_adamw_config *c) {
     te_philox(w, c->seed, (uint64_t)element / 4, (uint32_t)stream, (uint64_t)s->step);
@@ -79,7 +80,7 @@ TE_FN void te__adamw_random(uint32_t w[4], int64_t element, int stream, const te
 
 /* ---- loads and stores -------------------------------------------------------------------------------------------- */
 
-/* Load TE__ADAMW_WIDTH elements, beginning at element i, as floats. dtype: f32 or bf16. */
+/* Load the elements i to i + TE__ADAMW_WIDTH - 1 of p as floats. dtype: f32 or bf16. */
 TE_FN te__adamw_floats te__adamw_floats_of(const void *p, int64_t i, te_dtype dtype) {
     te__adamw_floats f;
     if (dtype == TE_f32) return *(const te__adamw_floats *)((const float *)p + i);
@@ -108,7 +109,8 @@ TE_FN void te__adamw_store_moments(const te__adamw_vec *r, const te__adamw_tenso
     if (has_v) *(te__adamw_halves *)((uint16_t *)t->v + i) = v;
 }
 
-/* Store the master weights and the weights. Returns the stored 16-bit weights, or zeros if the weights are f32. */
+/* Store the updated parameters *p as master weights and, rounded, as weights. Returns the stored 16-bit weights, or
+ * zeros if the weights are f32. */
 TE_FN te__adamw_halves te__adamw_store_weights(const te__adamw_floats *p, const te__adamw_tensor *t, int64_t i,
                                                const te_adamw_state *s, const te_adamw_config *c) {
     te__adamw_halves h;
@@ -127,7 +129,7 @@ TE_FN te__adamw_halves te__adamw_store_weights(const te__adamw_floats *p, const 
     *(te__adamw_halves *)((uint16_t *)t->weight + i) = h;
     return h;
 }
-/* Load one weight. If there are master weights, load the master weight. */
+/* Return weight i of t as a float: the master weight if t has master weights, else the bf16 weight. */
 TE_FN float te__adamw_load_weight(const te__adamw_tensor *t, int64_t i) {
     return t->master ? t->master[i] : te_float_of_bf16(((const uint16_t *)t->weight)[i]);
 }
@@ -143,9 +145,9 @@ TE_FN void te__adamw_store_weight(float p, const te__adamw_tensor *t, int64_t i,
 
 /* ---- update rules ------------------------------------------------------------------------------------------------ */
 
-/* AdamW: m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  p -= lr (m' / (sqrt(v') + eps) + decay p), where
- * m' and v' are bias-corrected. The square roots are computed in a separate loop, because sqrtf may set errno, and the
- * compiler does not vectorise a loop that calls sqrtf. */
+/* AdamW: m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2, p -= lr (m' / (sqrt(v') + eps) + decay p), where
+ * m' and v' are the bias-corrected m and v. A separate loop computes the square roots: the compiler does not vectorise
+ * a loop that calls sqrtf, because sqrtf may set errno. */
 TE_FN void te__adamw_math(te__adamw_vec *r, const te_adamw_state *s, const te_adamw_config *c,
                           const te__adamw_tensor *t, int n) {
     float root[TE__ADAMW_WIDTH];
@@ -163,9 +165,9 @@ TE_FN void te__adamw_math(te__adamw_vec *r, const te_adamw_state *s, const te_ad
         r->p.v[k] -= lr * (update + decay * r->p.v[k]);
     }
 }
-/* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's momentum p -= lr (d + momentum m). See
- * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013, where the momentum
- * contains the learning rate as a factor; the m of this kernel does not. */
+/* SGD: d = g + decay p,  m = momentum m + d,  p -= lr m, or with Nesterov's momentum p -= lr (d + momentum m). Source:
+ * Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013. There the momentum
+ * contains the learning rate as a factor; here m does not contain it. */
 TE_FN void te__sgd_math(te__adamw_vec *r, const te_adamw_state *s, const te_adamw_config *c,
                         const te__adamw_tensor *t, int n) {
     const float lr = s->lr * t->lr, decay = t->decay;
@@ -194,7 +196,7 @@ TE_FN void te__adamw_store(const te__adamw_vec *r, const te__adamw_tensor *t, in
     te__adamw_store_moments(r, t, i, s, c, var);
     (void)te__adamw_store_weights(&r->p, t, i, s, c);
 }
-/* Update elements [i, to), which are the last elements of a tensor and fewer than TE__ADAMW_WIDTH. */
+/* Update the last elements of a tensor, i to `to` - 1, which are fewer than TE__ADAMW_WIDTH. */
 TE_FN void te__adamw_tail(const te__adamw_tensor *t, int64_t i, int64_t to, const te_adamw_state *s,
                           const te_adamw_config *c, te__adamw_variant var) {
     const int has_v = var.rule == TE_RULE_adamw;
@@ -215,8 +217,8 @@ TE_FN void te__adamw_tail(const te__adamw_tensor *t, int64_t i, int64_t to, cons
         te__adamw_store_weight(r.p.v[0], t, i, s, c);
     }
 }
-/* Update the chunk of t that begins at `from`. In a full chunk each lane loads two vectors before it updates the first,
- * to have more loads in flight. */
+/* Update the chunk of tensor t that begins at element `from`. In a full chunk, each lane loads two vectors before it
+ * updates the first one, so that more loads are in flight. */
 TE_FN void te__adamw_chunk(const te__adamw_tensor *t, int64_t from, const te_adamw_state *s, const te_adamw_config *c,
                            te__adamw_variant var) {
     int group;
@@ -249,9 +251,9 @@ typedef struct te__adamw_args {
     const int32_t *first;           /* [count + 1], the index of the first chunk of each tensor */
     int count;
     te_adamw_state *state;
-    const double *norm;             /* the gradient norm, which te_grad_norm_run has computed; null if the norm is not
-                                       needed (max_norm and skip_nonfinite are 0) */
-    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling; null: there is no loss scaling */
+    const double *norm;             /* the gradient norm, a result of te_grad_norm_run; null if max_norm and
+                                     * skip_nonfinite are 0, because the norm is then not needed */
+    te_loss_scale_state *scaler;    /* the state of dynamic loss scaling; null without loss scaling */
     te_adamw_config config;
 } te__adamw_args;
 
@@ -277,7 +279,8 @@ TE_KERNEL_IF_USED(te_sgd_update_bf16, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te_
 
 /* ---- before the update ------------------------------------------------------------------------------------------- */
 
-/* Decides whether the step is skipped, counts the step, and computes the step's scalars. Runs in one thread. */
+/* Decide whether this optimizer step is skipped, count the step, and compute its scalars, such as the learning rate.
+ * One thread runs this function. */
 TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
     te_adamw_state s = *a->state;
     const float grad_scale = a->scaler ? a->config.grad_scale * a->scaler->inverse : a->config.grad_scale;
@@ -302,8 +305,8 @@ TE_FN void te__adamw_begin_body(const te__adamw_args *a) {
 }
 TE_KERNEL_IF_USED(te__adamw_begin, 1, 1, te__adamw_args, te__adamw_begin_body(te_args))
 
-/* Copies weights to the master weights, for tensors that are not f32. If `all` is 1, all weights are copied (at
- * initialisation); if it is 0, only those that differ from the rounded master weight. */
+/* Copy the weights of tensors that are not f32 to their master weights. If `all` is 1, copy all weights (at
+ * initialisation). If `all` is 0, copy only weights that differ from their rounded master weight. */
 TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int all) {
     int group;
     const te_lanes lanes = te_lanes_here(TE__ADAMW_LANES, &group);
@@ -319,15 +322,15 @@ TE_FN void te__adamw_init_master_body(const te__adamw_args *a, te_block b, int a
 }
 TE_KERNEL_IF_USED(te__adamw_init_master, TE__ADAMW_THREADS, 1, te__adamw_args,
                   te__adamw_init_master_body(te_args, te_at, 1))
-/* After something other than the optimizer has written weights: copies each weight to its master weight, unless the
- * master weight rounds to the weight. */
+/* The kernel for weights that other code than the optimizer has written: copies each weight to its master weight,
+ * unless the master weight rounds to the weight. */
 TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
                   te__adamw_init_master_body(te_args, te_at, 0))
 
 /* ---- moments in 8 bits: the format ------------------------------------------------------------------------------- */
 
-/* Moments in e4m3, with a scale for each block of 128 elements. The block scales are those of Dettmers et al., "8-bit
- * optimizers via block-wise quantization", ICLR 2022, but the elements are in a floating-point format:
+/* Moments in e4m3, with a scale for each block of 128 elements. Block scales for moments are from Dettmers et al.,
+ * "8-bit optimizers via block-wise quantization", ICLR 2022; the format of the elements is not:
  *
  *     m = s_m q_m,    v = (s_v q_v)^2        q_m, q_v: the stored e4m3 numbers (codes) of an element; s_m, s_v: the
  *                                            scales of its block, the smallest powers of two with
@@ -336,49 +339,53 @@ TE_KERNEL_IF_USED(te__adamw_renew_master, TE__ADAMW_THREADS, 1, te__adamw_args,
  * - A scale is a power of two, so that most changes of the block's amax do not change the scale. As long as the scale
  *   stays the same, moments that do not change keep their codes.
  * - v is stored as its square root, which has the same range as m. If v is above 0 but its code would be 0, the
- *   smallest code is stored instead. The update m / sqrt(v) is then too small, but it can never become infinite.
- * - m and v are rounded stochastically, v such that the expected value of the stored v (not that of its root) is v.
+ *   smallest code above 0 is stored. So the update m / sqrt(v) may be too small, but it is never infinite.
+ * - m and v are rounded stochastically, such that the expected values of the stored m and the stored v are m and v.
+ *   (The expected value of the stored square root of v is therefore not the square root of v.)
  *
  * bf16 represents every stored m (4 significant bits) and every stored v (8 significant bits) exactly, so a checkpoint
  * stores both as bf16.
  *
- * In memory, a tensor's m or v consists of the codes of the elements, padded to whole blocks, and then a float, the
- * scale, for each block: 132 / 128 bytes for each element. A warp processes a block, with four elements in each lane.
- * Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
+ * In memory, a tensor's m or v consists of one code for each element, padded to whole blocks, followed by one float for
+ * each block, its scale: together 132 / 128 bytes for each element. A warp processes a block, with four elements in
+ * each lane. Shards of ZeRO-1 begin at multiples of TE_MOMENT_BLOCK elements. */
 
 enum { TE_MOMENT_BLOCK = TE_PARAM_ALIGN, TE__MOMENT_LANES = TE_CUDA ? 32 : 1,
        TE__MOMENT_PER_LANE = TE_MOMENT_BLOCK / TE__MOMENT_LANES /* elements of a block that a lane holds */ };
 
 TE_BOTH int te__moments_8bit(te_dtype moments) { return moments == TE_e4m3; }
-/* Bytes that the m or the v of a tensor takes. For several tensors, pass the sum of their elements, each tensor's
- * rounded up to a multiple of TE_MOMENT_BLOCK. */
+/* Return the bytes that the m or the v of a tensor takes. elements: the tensor's number of elements. For several
+ * tensors, round each tensor's number of elements up to a multiple of TE_MOMENT_BLOCK, and pass the sum. */
 TE_API size_t te__moments_bytes(int64_t elements, te_dtype moments) {
     const int64_t blocks = te_ceil_div(elements, TE_MOMENT_BLOCK);
     if (!te__moments_8bit(moments)) return (size_t)elements * te_dtype_bytes(moments);
     return (size_t)(blocks * (TE_MOMENT_BLOCK + (int64_t)sizeof(float)));
 }
-/* The address of the scales of a tensor's m or v, one for each block. In memory the scales follow the codes. */
+/* Return the address of the block scales of a tensor's m or v, which follow the codes in memory. elements: the tensor's
+ * number of elements. */
 TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
     return (float *)(void *)((char *)moment + (elements + TE_MOMENT_BLOCK - 1) / TE_MOMENT_BLOCK * TE_MOMENT_BLOCK);
 }
 
-/* The smallest power of two s with amax <= 448 s, within limits: 2^-117 to 2^119 for m (root 0), and 2^-54 to 2^55 for
- * the root of v (root 1). Within these limits a stored moment, which is s times an e4m3 number or the square of this
- * product, is finite, and is either 0 or at least 2^-126. */
+/* Return the smallest power of two s with amax <= 448 s, but within limits: 2^-117 to 2^119 for m (root 0), and 2^-54
+ * to 2^55 for the square root of v (root 1). The limits make sure that every stored moment (s times an e4m3 number or,
+ * for v, the square of this product) is finite, and is either 0 or at least 2^-126. */
 TE_BOTH float te__moment_scale(float amax, const int root) {
     const uint32_t least = root ? 127u - 54u : 127u - 117u, last = root ? 127u + 55u : 127u + 119u;
-    /* 448 is 1.75 * 2^8, so if the mantissa of amax exceeds 1.75, the exponent e of amax is rounded up by one. */
+    /* 448 is 1.75 * 2^8. So the addition increases the exponent e of amax by one if the mantissa of amax exceeds
+     * 1.75. */
     uint32_t e = (te_bits_of_float(amax) + 0x1fffffu) >> 23;
     e = e < least + 8u ? least : e - 8u;
     return te_float_of_bits((e < last ? e : last) << 23);
 }
-/* 1 / scale, exactly, because the scale is a power of two. */
+/* Return 1 / scale, which is exact because the scale is a power of two. */
 TE_BOTH float te__moment_inverse(float scale) { return te_float_of_bits((254u << 23) - te_bits_of_float(scale)); }
 
-/* x >= 0 as e4m3, rounded stochastically with 16 random bits. Let low be the largest e4m3 number <= x, and let x and
- * low be measured in units of the last place of low. If root is 0, x is rounded up with the probability x - low, so
- * that the expected value is x. If root is 1, the probability is (x^2 - low^2) / ((low + 1)^2 - low^2), so that the
- * expected value of the square is x^2. Numbers above 448, and NaN, become 448. */
+/* Return x >= 0 as an e4m3 code, rounded stochastically with 16 random bits. Let `low` be the largest e4m3 number <= x,
+ * and measure x and low in units in the last place of low, so that low + 1 is the next e4m3 number. If root is 0, x is
+ * rounded up with the probability x - low, so that the expected value is x. If root is 1, x is rounded up with the
+ * probability (x^2 - low^2) / ((low + 1)^2 - low^2), so that the expected value of the square is x^2. Numbers above
+ * 448, and NaN, become 448. */
 TE_FN uint32_t te__e4m3_stochastic(float x, uint32_t random, const int root) {
     const uint32_t bits = te_bits_of_float(x < TE_E4M3_MAX ? x : TE_E4M3_MAX);
     uint32_t first;
@@ -388,7 +395,8 @@ TE_FN uint32_t te__e4m3_stochastic(float x, uint32_t random, const int root) {
     const uint32_t code = first + low + up;
     return root && bits && code == 0u ? 1u : code;
 }
-/* x >= 0 as e4m3, rounded to nearest; but if root is 1, an x above 0 never becomes 0. */
+/* Return x >= 0 as an e4m3 code, rounded to nearest. If root is 1, an x above 0 never becomes 0, but at least the
+ * smallest e4m3 number above 0. */
 TE_FN uint32_t te__e4m3_nearest(float x, const int root) {
     const uint32_t code = te_e4m3_of_float(x < TE_E4M3_MAX ? x : TE_E4M3_MAX);
     return root && x > 0.0f && code == 0u ? 1u : code;
@@ -396,19 +404,19 @@ TE_FN uint32_t te__e4m3_nearest(float x, const int root) {
 
 /* ---- moments in 8 bits: the update ------------------------------------------------------------------------------- */
 
-/* A warp (on a CPU, one thread) holds a whole block of 128 elements, because no element can be stored before the
- * block's new amax is known. A lane holds TE__ADAMW8_VECS vectors (on CUDA one) of TE__ADAMW_WIDTH consecutive
- * elements. */
+/* A warp (on a CPU, one thread) holds a whole block of 128 moments in registers, because no moment can be stored before
+ * the block's new amax is known. Each lane holds TE__ADAMW8_VECS vectors (on CUDA one vector) of TE__ADAMW_WIDTH
+ * consecutive elements. */
 enum { TE__ADAMW8_VECS = (int)TE_MOMENT_BLOCK / ((int)TE__ADAMW_WIDTH * (int)TE__MOMENT_LANES) };
 typedef struct te__adamw8_block { te__adamw_vec vec[TE__ADAMW8_VECS]; } te__adamw8_block;
 
-/* The index, in the tensor, of the first element of a lane's vector number k. i: the index of the block's first
- * element. */
+/* Return the index, in the tensor, of the first element of vector number k of this lane. i: the index of the block's
+ * first element. */
 TE_FN int64_t te__adamw8_offset(int64_t i, int k, int lane) {
     return i + (int64_t)TE__ADAMW_WIDTH * (k * TE__MOMENT_LANES + lane);
 }
-/* Load the moments of one vector. Elements after the tensor's end can be loaded like the others, because the memory of
- * the codes is padded to whole blocks. The codes in the padding are 0. */
+/* Load the moments of one vector as floats. A vector may extend past the tensor's end: the memory of the codes is
+ * padded to whole blocks, with codes that are 0. */
 TE_FN void te__adamw8_load_moments(te__adamw_floats *f, const void *codes, int64_t i, float scale, const int root) {
     const uint32_t *const word = (const uint32_t *)(const void *)((const uint8_t *)codes + i);
     TE_UNROLL for (int k = 0; k < TE__ADAMW_WIDTH; k += 4) {
@@ -437,8 +445,9 @@ TE_FN void te__adamw8_load(te__adamw8_block *r, const te__adamw_tensor *t, int64
         }
     }
 }
-/* Computes the largest |m| and the largest v of a block of 128 elements. A NaN counts as 0 (the weight of its element
- * is NaN, too). After the reduction every lane has read the old scales, so they may be overwritten. */
+/* Compute amax[0], the largest |m|, and amax[1], the largest v, of a block of 128 elements. A NaN counts as 0 (the
+ * weight of its element is NaN, too). The reduction over the lanes is also a barrier: behind it every lane has read the
+ * block's old scales, which may then be overwritten. */
 TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *lanes, te_rule rule) {
     amax[0] = amax[1] = 0.0f;
     TE_UNROLL for (int k = 0; k < TE__ADAMW8_VECS; k++)
@@ -450,9 +459,9 @@ TE_FN void te__adamw8_amax(float amax[2], const te__adamw8_block *r, te_lanes *l
     te_lanes_max(&amax[0], lanes);
     if (rule == TE_RULE_adamw) te_lanes_max(&amax[1], lanes);
 }
-/* Store the moments of one vector. The random numbers are the same as for moments in bf16. The square roots are
- * computed in a separate loop, because the compiler does not vectorise a loop that calls sqrtf. inverse_m, inverse_v: 1
- * / s_m and 1 / s_v of the block. */
+/* Round and store the moments of one vector, with the same random numbers as for moments in bf16. A separate loop
+ * computes the square roots, because the compiler does not vectorise a loop that calls sqrtf. inverse_m, inverse_v: 1 /
+ * s_m and 1 / s_v, where s_m and s_v are the block's scales. */
 TE_FN void te__adamw8_store_moments(const te__adamw_vec *p, const te__adamw_tensor *t, int64_t at, float inverse_m,
                                     float inverse_v, const te_adamw_state *s, const te_adamw_config *c, te_rule rule) {
     uint32_t *const m = (uint32_t *)(void *)((uint8_t *)t->m + at);
@@ -498,7 +507,8 @@ TE_FN void te__adamw8_update(te__adamw8_block *r, const te__adamw_tensor *t, int
     for (int k = 0; k < TE__ADAMW8_VECS; k++) te__optim_math(&r->vec[k], s, c, t, TE__ADAMW_WIDTH, rule);
     te__adamw8_store(r, t, i, lanes, s, c, rule);
 }
-/* A thread block updates a chunk; the thread block's warps take the chunk's blocks of 128 elements in turn. */
+/* Update one chunk. Each warp of the thread block updates every n-th block of 128 elements in the chunk, where n is the
+ * number of warps. */
 TE_FN void te__adamw8_body(const te__adamw_args *a, te_block b, te_rule rule) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -522,7 +532,8 @@ TE_KERNEL_IF_USED(te_sgd_update_8bit, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te_
 
 /* ---- moments in 8 bits: to and from bf16, for checkpoints -------------------------------------------------------- */
 
-/* The arguments of the kernels that convert elements [from, from + count) of a tensor's m or v from bf16 or to bf16. */
+/* The arguments of the kernels that convert 8-bit moments to or from bf16: the elements from to from + count - 1 of a
+ * tensor's m or v. */
 typedef struct te__moments_args {
     uint8_t *code;  /* [blocks * TE_MOMENT_BLOCK] */
     float *scale;   /* [blocks] */
@@ -531,7 +542,7 @@ typedef struct te__moments_args {
     int root;       /* 1: the moment is v, which is stored as its square root */
 } te__moments_args;
 
-/* Load this lane's elements of block number `block` as floats. Returns the index of the first of them. */
+/* Load this lane's moments of block number `block` as floats into v. Returns the index, in the tensor, of v[0]. */
 TE_FN int64_t te__moments_dequantize_lane(float v[TE__MOMENT_PER_LANE], const te__moments_args *a, int64_t block,
                                           int lane) {
     const int64_t at = block * TE_MOMENT_BLOCK + (int64_t)lane * TE__MOMENT_PER_LANE;
@@ -549,10 +560,10 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++)
         if (at + k >= a->from && at + k < a->from + a->count) a->bf16[at + k - a->from] = te_bf16_of_float(v[k]);
 }
-/* Converts elements [from, from + count) from bf16. The first and the last block may also have elements outside this
- * range; these are quantized again with the block's new scale, which changes them only if the scale has grown.
- * Therefore a block that was 0 and is then loaded in several parts gets exactly the codes that it had when it was
- * saved. */
+/* Convert the elements from to from + count - 1 from bf16 to 8 bits. The first and the last block may also have
+ * elements outside this range; they are quantized again with the block's new scale, which changes their values only if
+ * the scale has grown. Therefore, if a block is 0 at first and is then loaded in several parts, it gets exactly the
+ * codes that it had when it was saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -563,7 +574,7 @@ TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
         if (at + k >= a->from && at + k < a->from + a->count) v[k] = te_float_of_bf16(a->bf16[at + k - a->from]);
         amax = fabsf(v[k]) > amax ? fabsf(v[k]) : amax;
     }
-    te_lanes_max(&amax, &lanes); /* this is also a barrier, after which all lanes have read the old scale */
+    te_lanes_max(&amax, &lanes); /* also a barrier: all lanes have now read the old scale */
     const float scale = te__moment_scale(a->root ? sqrtf(amax) : amax, a->root), inverse = te__moment_inverse(scale);
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++) {
         const float x = a->root ? sqrtf(v[k]) : fabsf(v[k]);
@@ -576,9 +587,9 @@ TE_KERNEL_IF_USED(te_moments_to_bf16, TE__MOMENT_LANES, 1, te__moments_args, te_
 TE_KERNEL_IF_USED(te_moments_from_bf16, TE__MOMENT_LANES, 1, te__moments_args,
                   te__moments_from_bf16_body(te_args, te_at))
 
-/* Convert elements [from, from + count) of m (root 0) or of v (root 1) to bf16 or, if `loads` is 1, from bf16.
- * elements: the number of elements of the tensor; bf16: target memory. Reads and writes 3 bytes in all for each
- * element. */
+/* Convert the elements from to from + count - 1 of m (root 0) or v (root 1) from 8 bits to bf16 or, if `loads` is 1,
+ * from bf16 to 8 bits. elements: the number of elements of the tensor. bf16: [count], target memory. Reads and writes 3
+ * bytes in all for each converted element. */
 TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count,
                                              void *bf16, int loads, te_context *ctx) {
     te__moments_args a;

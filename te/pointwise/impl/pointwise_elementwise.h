@@ -11,8 +11,8 @@ typedef void (*te_map_backward_fn)(float v[8], float sum[8], const te_stage *s, 
 typedef void (*te_gated_forward_fn)(float v[8], const float g[8], const te_stage *s, te_place at, const void *options);
 typedef void (*te_gated_backward_fn)(float v[8], float g[8], const te_stage *s, te_place at, const void *options);
 
-/* If s->out is not null, store the op's output there, and round the value in registers to the stored format. Therefore
- * the ops behind this one compute from the same numbers that backward reads. */
+/* If s->out is not null, store the op's output to s->out, and round the value in registers to the stored format. So the
+ * following ops compute from the same numbers that backward reads. */
 TE_FN void te_store_saved(te_lane *l, const te_stage *s, te_dtype dtype) {
     if (!s->out) return;
     te_store8_rounded(s->out, te_index(l->at), l->v, l->at.n, l->at.aligned, dtype);
@@ -26,8 +26,9 @@ TE_FN void te_map_forward(te_lane *l, const te_stage *s, te_map_forward_fn f, co
     te_store_saved(l, s, formats.out);
 }
 /* Run the backward function f of an elementwise op. In backward, s->out is the memory for the gradient of a fork's
- * value. For a mul, and for an add whose fork has other uses (formats.stores_fork_grad), the function f itself stores
- * this gradient. For any other add, te_map_backward stores it; it equals the gradient that passes through the add. */
+ * value. The function f stores this gradient for a mul, and for an add whose fork has other uses
+ * (formats.stores_fork_grad). For any other add, te_map_backward stores the gradient that passes through the add, which
+ * equals the fork's gradient. */
 TE_FN void te_map_backward(te_lane *l, const te_stage *s, te_map_backward_fn f, const void *options,
                            te_formats formats) {
     l->at.format = formats;
@@ -49,27 +50,26 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* For each of its columns a lane has four sums over its rows, in these slots: the gradient of a parameter such as a
- * bias; the same for the second half of a row; dgamma; dbeta. An op with two or three parameters uses the first slots
- * for the gradients of its parameters, one slot each. The sums lie in registers, as [TE_SUM_SLOTS][chunks][8] floats,
- * where `chunks` is the number of vectors of eight columns that the lane has. */
+/* A lane sums gradients of parameters over its rows, in four slots: the gradient of a parameter such as a bias, for the
+ * first and for the second half of a row; dgamma; dbeta. An op with two or three parameters uses one of the first slots
+ * for each parameter. The slots lie in registers, [TE_SUM_SLOTS][chunks][8] floats, where `chunks` is the number of
+ * vectors of eight columns that the lane has. */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* Eight columns of several rows on which a lane works: the rows row, row + step, row + 2 step, and so on. vector: the
- * index of the first column divided by eight; sums: the sums of these columns over the rows; amax_bits: the bits of the
- * largest |y| that the lane has stored so far. */
+/* The elements on which a lane works: columns 8 * vector to 8 * vector + 7 of the rows row, row + step, row + 2 step,
+ * and so on. sums: the lane's sums over these rows. amax_bits: the bits of the largest |y| that the lane has stored so
+ * far. */
 typedef struct te_map_slice {
     int64_t row, step;
     int vector;
     float *sums;
     uint32_t *amax_bits;
 } te_map_slice;
-/* Run the kernel's ops on `count` rows of a slice (eight columns of several rows). All these rows are loaded before the
- * first of them is computed, so that the loads overlap. */
+/* Run the kernel's ops on the first `count` rows of slice s (eight columns of several rows). All `count` rows are
+ * loaded before the first row is computed, so that the loads overlap. */
 TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                        const te_map_slice s, const int count) {
-    /* the distance, among the lane's sums, from one slot to the next (slot 0: the first half of a row, slot 1: the
-     * second half) */
+    /* the index of slot 1 (the second half of a row) in the lane's sums; slot 0 is the first half */
     const int second = 8 * k.chunks;
     te_lane l[TE_MAP_ROWS];
     TE_UNROLL for (int r = 0; r < count; r++) te_load_lane(&l[r], c->x, k, s.row + r * s.step, s.vector);
@@ -83,12 +83,12 @@ TE_FN void te_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn s
     }
 }
 
-/* Return whether each block works on only one batch of neighbouring rows. Otherwise a block loops over the tensor, and
- * skips the rows of the other blocks of the grid. */
+/* Return whether each thread block works on only one batch of neighbouring rows. Otherwise each block loops over the
+ * tensor with a stride, so that the blocks of the grid share the rows. */
 TE_FN int te_map_is_adjacent(const te_pointwise_shape k) { return TE_CUDA && k.norm < 0 && k.sums < 0; }
 
-/* Return slice number i (eight columns of several rows) of this lane in group g. p has the rows of the group, and the
- * first of its columns. */
+/* Return slice number i of this lane (eight columns of several rows). g: the lane's group. p: the rows of the group,
+ * and the number of its first vector of eight columns. */
 TE_FN te_map_slice te__map_slice_of(const te_pointwise_part *p, const te_lanes *g, int i) {
     te_map_slice s;
     s.row = p->first, s.step = p->step, s.vector = p->tile + g->id + i * g->count;

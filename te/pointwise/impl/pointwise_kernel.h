@@ -1,13 +1,13 @@
-/* pointwise_kernel.h -- the device function that every pointwise kernel runs. It decides which rows a group of lanes
- * works on, runs the kernel's body on these rows, and finally stores the partial sums and the amax.
+/* pointwise_kernel.h -- the device function that every pointwise kernel runs. The function decides on which rows a
+ * group of lanes works, runs the kernel's body on these rows, and at the end stores the partial sums and the amax.
  */
 #ifndef TE_POINTWISE_KERNEL_H
 #define TE_POINTWISE_KERNEL_H
 
 #include "pointwise_norm.h" /* te_norm_forward */
 
-/* Add up the sums over rows that the block's groups of lanes hold, and store each total as this block's partial sum of
- * a gradient. */
+/* Add up the sums over rows of all groups of lanes in the thread block, and store each total as the block's partial sum
+ * of a parameter's gradient. */
 TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_shape k, te_lanes g, int group, int tile,
                                    int block, float *sums) {
     const int size = 8 * k.chunks, code = k.norm_options.code, several = k.sum_params > 1;
@@ -21,7 +21,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
         if (group || !out) continue;
         TE_UNROLL for (int i = 0; i < k.chunks; i++) {
             const te_place at = te_place_of(k, block, tile + g.id + i * g.count, halves);
-            /* a partial sum has only the norm_columns columns that the norm normalises */
+            /* dgamma and dbeta have only the columns that the norm normalises */
             if (of_norm && k.norm_columns) {
                 const int64_t part = (int64_t)block * k.norm_columns + at.col - k.norm_first;
                 if (at.col < k.half && te_norm_has_columns(k, at.col))
@@ -34,7 +34,7 @@ TE_FN void te_pointwise_store_sums(const te_pointwise *c, const te_pointwise_sha
     }
 }
 
-/* The type of a function that runs a kernel's ops on the rows of one group of lanes. p says which rows these are. */
+/* The type of a function that runs a kernel's ops on the rows of one group of lanes, which *p describes. */
 typedef void (*te_pointwise_rows_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                      const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p);
 TE_FN void te_pointwise_rows_quantized(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -74,8 +74,8 @@ TE_FN void te_pointwise_rows_norm_backward(const te_pointwise *c, te_stages_fn s
      : name##_is_backward ? te_pointwise_rows_norm_backward                                                 \
                           : te_pointwise_rows_norm)
 
-/* The device function of every pointwise kernel. The caller sets p.sums, p.rows and p.smem_gamma; this function sets
- * the other members of p. */
+/* The device function of every pointwise kernel. The caller sets p.sums, p.rows and p.smem_gamma; te_pointwise_body
+ * sets the other members of p. */
 TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn stages, te_store_fn store,
                              te_pointwise_rows_fn rows_of, const te_pointwise_shape k, te_pointwise_part p) {
     int group, one;
@@ -83,7 +83,7 @@ TE_FN void te_pointwise_body(const te_pointwise *c, te_block b, te_stages_fn sta
     te_lanes g = te_lanes_here(k.lanes, &group);
     const int summing = k.sums >= 0 || (k.backward && k.norm >= 0), adjacent = te_map_is_adjacent(k);
     const int tiles = te_pointwise_tiles(k), tile = b.x % tiles * k.chunks * k.lanes,
-              block = b.x / tiles; /* blocks with neighbouring indices work on the same rows, but on different ranges of
+              block = b.x / tiles; /* thread blocks with the same `block` work on the same rows, but on different
                                     * columns */
     const int64_t first = (int64_t)block * k.groups * (adjacent ? te_map_batch(k) : 1) + group;
     const int64_t step = adjacent ? k.groups : (int64_t)(b.nx / tiles) * k.groups;

@@ -1,7 +1,7 @@
-/* pointwise_macros.h -- generates the pointwise kernels of a step from the step's ops: the constants of the pattern
- * (widths, number formats, which op is the norm, which op sums gradients), the function that runs the ops on eight
- * elements, and the kernels. The macros only make names and constants; the code of the kernels is in functions
- * (pointwise_kernel.h, pointwise_quantize_transpose.h).
+/* pointwise_macros.h -- generates the pointwise kernels of a step of the plan from the step's ops (the pattern).
+ * Generated are the constants of the pattern (widths, number formats, which op is the norm, which op sums gradients),
+ * the function that runs the ops on eight elements, and the kernels. The macros only make names and constants; the code
+ * of the kernels is in functions (pointwise_kernel.h, pointwise_quantize_transpose.h).
  *
  *     TE_POINTWISE(name, widths, model, dtype, pass, ops...)
  *
@@ -30,9 +30,9 @@
 #define TE__POINTWISE_OUT_forward(prefix, model, op) prefix##OUT(model, op)
 #define TE__POINTWISE_IN_backward(prefix, model, op) prefix##OUT(model, op)
 #define TE__POINTWISE_OUT_backward(prefix, model, op) prefix##IN(model, op)
-/* Define the constants and the kernels of a step. name##_half is the smaller one of the widths of input and output;
- * with a gated op, it is half of the other width. A width that is known only at run time is a negative number, so
- * absolute values are compared. */
+/* Define the constants and the kernels of a step. name##_half is the smaller of the widths of the step's input and
+ * output; with a gated op, the larger width is twice name##_half. A width that is known only at run time is a negative
+ * number, so absolute values are compared. */
 #define TE__POINTWISE(name, widths, model, dtype, pass, in, out, x_dtype, y_dtype, ...)                                \
     enum {                                                                                                             \
         name##_half = ((int)in < (int)out) == ((int)in > 0) ? (int)in : (int)out,                                      \
@@ -108,8 +108,8 @@
     ((bits) & 1 ? 0 : (bits) & 2 ? 1 : (bits) & 4 ? 2 : (bits) & 8 ? 3 : (bits) & 16 ? 4 : (bits) & 32 ? 5 \
         : (bits) & 64 ? 6 : (bits) & 128 ? 7 : -1)
 /* Build the bit mask name##_tensor_loads. The bit of an op is set if the op reads, in addition to its input, a tensor
- * of the same shape in the list's dtype; a GEMM may prefetch such a tensor for its epilogue. The bit is not set if the
- * kernel itself stores the tensor, because a prefetch could load the tensor before it is stored. */
+ * of the same shape in the dtype of the list of ops, which a GEMM may prefetch for its epilogue. The bit is not set for
+ * a tensor that the kernel itself stores, because a prefetch could load such a tensor before it is stored. */
 #define TE__READS(x, i, op) TE__READS2(TE_UNWRAP(x), i, op)
 #define TE__READS2(...) TE__READS3(__VA_ARGS__)
 #define TE__READS3(name, model, dtype, pass, i, op) \
@@ -120,22 +120,22 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* Whether a fork and the op that uses it are in the same pattern. If so, the pattern's kernel itself stores the fork's
- * value (in backward, the gradient from the use) before it reads this value. */
+/* 1 if the op and the fork whose value it reads are in the same pattern, else 0. If 1, the pattern's own kernel stores
+ * this value (in backward, the gradient that the op sends to the fork) before reading the value. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_MARK_, TE_FAMILY(op)), TE__IS_LOCAL_FORK, TE__IS_NOT_LOCAL)(name, model, op)
 #define TE__IS_LOCAL_FORK(name, model, op) ((int)name##_local_forks >> ((int)name##_first - (int)TE_ID(model, op)) & 1)
-/* A bit mask with one bit per position in a backward pattern. The bit is set if the op at that position is a fork and
- * if a use of this fork is in the same pattern. */
+/* A bit mask with one bit for each position in a backward pattern. The bit is set if the op at the position is a fork,
+ * and an op that uses this fork is in the same pattern. */
 #define TE__LOCAL_FORKS(x, i, op) TE__LOCAL_FORKS2(TE_UNWRAP(x), op)
 #define TE__LOCAL_FORKS2(...) TE__LOCAL_FORKS3(__VA_ARGS__)
 #define TE__LOCAL_FORKS3(name, model, op)                                      \
     | (TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL) ? TE__BIT((int)name##_first - (int)TE_EDGE_INDEX(model, op)) : 0)
 #define TE__BIT(at) ((at) >= 0 && (at) < (int)TE_MAX_PATTERN ? 1 << ((at) & (TE_MAX_PATTERN - 1)) : 0)
-/* Whether an add or a mul stores the gradient of its fork's value in backward. A mul always does; an add does so only
- * if the fork has other uses. */
+/* 1 if an add or a mul stores the gradient of its fork's value in backward, else 0. A mul always stores this gradient;
+ * an add stores it only if other ops use the fork, too. */
 #define TE__JOINS_forward(model, op) 0
 #define TE__JOINS_backward(model, op) \
     TE_IF_MARKED(TE_JOIN1(TE__FORK_USE_MARK_, TE_FAMILY(op)), TE__JOINS_FORK_USE, TE__JOINS_NONE)(model, op)
@@ -145,8 +145,8 @@
 #define TE__JOINS_FORK_USE(model, op) \
     ((TE_FLAGS(op) & TE_IS_MUL) || model##_fork_uses((int)TE_EDGE_INDEX(model, op)) > 1)
 #define TE__IS_NOT_LOCAL(name, model, op) 0
-/* For the ops of the pattern, these macros generate constants with the ops' options, and calls that run the ops and get
- * these constants as arguments. */
+/* For each op of the pattern, these macros generate a constant with the op's options, and the call that runs the op
+ * with this constant as an argument. */
 #define TE__STAGE_OPTIONS(x, i, op) const TE_OPTIONS_TYPE(op) o##i = TE_OPTIONS_VALUES(op);
 #define TE__STAGE(x, i, op) TE__STAGE2(TE_CLASS(op), TE_UNWRAP(x), i, TE_FAMILY(op), op)
 #define TE__STAGE2(...) TE__STAGE3(__VA_ARGS__)
@@ -163,8 +163,8 @@
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
-/* Constants that determine a kernel's launch, for rows of at most `columns` columns. lanes_of is the macro that chooses
- * the number of lanes that work on a row: TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
+/* Define the constants of a kernel's launch (lanes, groups and others) for rows of at most `columns` columns. lanes_of:
+ * the macro that chooses how many lanes work on a row, TE_POINTWISE_LANES or TE_LOW_LATENCY_LANES. */
 #define TE__POINTWISE_LAUNCH(kernel, name, dtype, pass, columns, lanes_of)                                            \
     enum {                                                                                                            \
         kernel##_lanes = TE__SCALED_LANES(name, lanes_of(name##_row_at, columns, name##_sums, pass)),                 \
@@ -176,8 +176,9 @@
         kernel##_resident = TE_POINTWISE_RESIDENT(name##_row_at, kernel##_threads, kernel##_chunks, name##_sums,      \
             name##_in_halves != name##_out_halves, pass)                                                              \
     };
-/* Define kernel##_shape(half), which returns all constants of the kernel. width: name##_half or, if the width is known
- * only at run time, the argument `half`; finish: empty, or te_shape_at, which adapts the shape to this width. */
+/* Define kernel##_shape(half), which returns all constants of the kernel. width: name##_half; if the width is known
+ * only at run time, the argument `half`. finish: empty; if the width is known only at run time, te_shape_at, which
+ * adapts the shape to the width. */
 #define TE__POINTWISE_SHAPE(kernel, name, dtype, eps, width, is_aligned, finish)                                      \
     TE_BOTH te_pointwise_shape kernel##_shape(int half) {                                                             \
         const te_pointwise_shape k = {                                                                                \
@@ -213,8 +214,8 @@
         (void)half;                                                                                                   \
         return finish(k);                                                                                             \
     }
-/* Define one pointwise kernel. kernel##_registers: the sums and the vectors of rows that a thread holds in registers.
- * exists: 0 if the kernel is never launched; its body is then empty. */
+/* Define one pointwise kernel. kernel##_registers has the sums and the vectors of rows that a thread holds in
+ * registers. exists: 0 if the kernel is never launched, so that its body may be empty. */
 #define TE__POINTWISE_KERNEL(kernel, name, exists)                                                                    \
     typedef struct kernel##_registers {                                                                               \
         float sums[TE_SUM_SLOTS * 8 * kernel##_chunks];                                                               \
@@ -247,8 +248,9 @@
     TE__POINTWISE_KERNEL(kernel, name, exists)
 #define TE__POINTWISE_NORM_backward TE__POINTWISE_MAP
 #if TE_CUDA
-/* Define two kernels of a forward step with a norm: `bulk`, for many rows, and `low_latency`, for calls with at most as
- * many rows as SMs. If both would use the same number of lanes for a row, low_latency is empty and never launched. */
+/* Define two kernels of a forward step with a norm: `bulk`, for many rows, and `low_latency`, for at most as many rows
+ * as the GPU has SMs. If both kernels would use the same number of lanes for a row, low_latency is empty and never
+ * launched. */
 #define TE__POINTWISE_NORM_forward(kernel, name, dtype, pass, eps, lanes, exists)                                     \
     TE__POINTWISE_MAP(kernel##_bulk, name, dtype, pass, eps, lanes, exists)                                           \
     TE__POINTWISE_MAP(kernel##_low_latency, name, dtype, pass, eps, TE_LOW_LATENCY_LANES,                             \
@@ -263,8 +265,8 @@
 #define TE__POINTWISE_NORM_forward TE__POINTWISE_MAP
 #endif
 
-/* Define the kernels of a step whose width is known only at run time. There are several kernels, and a call uses the
- * first one that fits the call's width. */
+/* Define the kernels of a step whose width is known only at run time. The launch picks the first kernel that fits the
+ * width. */
 #define TE__POINTWISE_DIMS(name, dtype, pass, eps, ...)                                                               \
     TE__POINTWISE_KERNELS(                                                                                            \
         TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_NORM_KERNELS, TE_MAP_KERNELS),                     \
@@ -293,10 +295,10 @@
 
 /* ---- kernels of models under a recipe ---------------------------------------------------------------------------- */
 
-/* Each of these macros defines the kernels of a step in one kind of model. The macro's suffix says whether the model's
- * widths are constants (fixed) or known only at run time (dims), and whether the model names a recipe (fp8). The macros
- * TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. A kernel contains code that computes scales for
- * rows or tiles only if the op that reads the kernel's result needs such scales. */
+/* Each of the macros TE__POINTWISE_OF_* defines the kernels of a step in one kind of model. The suffix says whether the
+ * model's widths are constants (fixed) or known only at run time (dims), and whether the model names an FP8 recipe
+ * (fp8). The macros TE__PRODUCT_fixed etc. in linear_epilogue.h have the same suffixes. A kernel contains code that
+ * computes scales for rows or tiles only if the op that reads the kernel's result needs such scales. */
 #define TE__POINTWISE_OF_fixed(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_FIXED(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_dims(name, model, ...) TE__POINTWISE_NO_CONSUMER(name) TE__POINTWISE_DIMS(name, __VA_ARGS__)
 #define TE__POINTWISE_OF_fixed_fp8(name, model, dtype, pass, eps, ...) \
@@ -307,14 +309,14 @@
     TE_BOTH int name##_local_scales(void) { return 0; }   \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return TE_RESULT_y; }
 /* The recipe of the op that consumes the result of op i (in backward, the gradient of op i's input), found at compile
- * time; te__consumer_of finds the same op at run time. step: the direction in which the pass runs through the list, 1
- * in forward and -1 in backward. passes_through: the flag of ops that pass the result on unchanged. An op with this
- * flag is not the consumer; the op behind it is. */
+ * time; te__consumer_of finds the same op at run time. step: 1 in forward, -1 in backward, which runs through the list
+ * of ops from its end. passes_through: the flag of ops that pass the result on unchanged; such an op is skipped, and
+ * the op behind it is the consumer. */
 #define TE__CONSUMER_RECIPE(model, i, step, passes_through)                                                           \
     (~(int)TE_PASSES_THROUGH &                                                                                       \
      model##_facts_at((i) + (step) * te__consumer_distance(model##_facts_at((i) + (step)), passes_through)))
-/* How a kernel stores its result for a consumer with the recipe `recipe`: in the list's dtype (TE_RESULT_y), unless the
- * recipe uses one scale per tensor. */
+/* Return how a kernel stores its result for a consumer with this recipe: in the dtype of the list of ops (TE_RESULT_y),
+ * unless the recipe has one scale per tensor. */
 TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     if (!TE_IS_TENSORWISE(recipe)) return TE_RESULT_y;
     return recipe == (int)TE_RECIPE_fp8_current ? TE_RESULT_amax : TE_RESULT_fp8;
@@ -330,8 +332,8 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     }                                                                                                                  \
     TE_UNUSED TE_BOTH te_pointwise_result name##_result(void) { return te__result_for_recipe(name##_next_recipe()); }
 /* Define the kernels of a step in a model that has constant widths and trains under a recipe: a row kernel, in which a
- * group of lanes works on a row, and a tile kernel (pointwise_quantize_transpose.h), which also stores the transpose.
- * name##_launch launches one of the two kernels, or both (for example if the pattern has a norm). */
+ * group of lanes works on a row, and a tile kernel (pointwise_quantize_transpose.h), which can also store the transpose
+ * of the result. name##_launch launches one of the two kernels, or both (for example if the pattern has a norm). */
 #define TE__POINTWISE_OF_fixed_training(name, model, dtype, pass, eps, ...)                                            \
     TE__POINTWISE_CONSUMER(name, model, __VA_ARGS__)                                                                   \
     TE_BOTH int name##_has_tiles(void) { return TE__POINTWISE_HAS_TILES(name) && name##_local_scales(); }              \
@@ -362,20 +364,20 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
     TE_API te_status name##_launch(te_context *ctx, te_grid grid, const te_pointwise *c) {                             \
         return te__pointwise_launch_tiles(ctx, grid, c, name##_shape(0), name##_row_launch, name##_tiles_launch);      \
     }
-/* Whether backward may recompute the output of the last op, and the consumer of this output is a GEMM with one scale
- * per tensor. */
+/* 1 if backward may recompute the output of the pattern's last op, and a GEMM with one scale per tensor reads this
+ * output; else 0. */
 #define TE__POINTWISE_RECOMPUTES(name, model, dtype, op)                                                            \
     (!name##_is_backward && !(int)model##_saves_inputs &&                                                            \
      TE_IS_TENSORWISE(TE__CONSUMER_RECIPE(model, (int)TE_ID(model, op), 1, (int)TE_PASSES_VALUE)) &&                 \
      te__is_recomputable(TE_FLAGS(op), (te_dtype)TE_DTYPE_OUT(model, op), TE_##dtype))
-/* Counts an op that may change the gradient that passes through it. In backward under a recipe with one scale per
- * tensor, a tile kernel stores the gradient's transpose (name##_transposes) if two conditions hold: at least one op
- * changes the gradient, and no op reads a saved input (name##_saved_inputs). The second condition is needed because in
- * a tile kernel the loads of saved inputs would wait for one another. */
+/* Count an op that may change the gradient that passes through it. In backward under a recipe with one scale per
+ * tensor, a tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient,
+ * and no op reads a saved input (name##_saved_inputs). With saved inputs a tile kernel would be slow, because it would
+ * wait for each of their loads in turn. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
-/* Whether the pattern and its width allow a tile kernel that runs the whole pattern. For example, if the result has two
- * halves (backward of a gated op), no tile may contain columns of both halves. The step uses such a tile kernel only if
- * a GEMM reads the result. */
+/* 1 if the pattern and its width allow a tile kernel that runs the whole pattern, else 0. For example, if the result
+ * has two halves (backward of a gated op), no tile may contain columns of both halves. The step uses the tile kernel
+ * only if a GEMM reads the result. */
 #define TE__POINTWISE_HAS_TILES(name)                                                            \
     (name##_half % 16 == 0 && (int)name##_sum_params < 2 && !(name##_is_backward && name##_norm >= 0) && \
      (name##_out_halves == 1 || (int)name##_half % TE_FP8_TILE == 0))

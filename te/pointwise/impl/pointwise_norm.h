@@ -7,15 +7,15 @@
 #include "pointwise_elementwise.h" /* te_store_saved */
 #include "pointwise_quantize.h" /* te_pointwise_store_quantized */
 
-/* Return whether column `col` lies beyond the end of the row. If the lanes cover the row exactly, and the kernel may
- * store FP8, the answer is the constant 0, so that the compiler removes the branches that depend on it. This matters
- * because the number of instructions limits the speed of these kernels. */
+/* Return whether column `col` lies beyond the end of the row. If the kernel may store FP8, and its lanes cover the row
+ * exactly, the result is the constant 0, so that the compiler removes branches: kernels that store FP8 are limited by
+ * their number of instructions. */
 TE_FN int te_norm_is_past_end(const te_pointwise_shape k, int col) {
     return (k.fp8 || k.scaled != TE_SCALING_NONE) && k.half % (8 * k.lanes * k.chunks) == 0 ? 0 : col >= k.half;
 }
 
-/* Return whether the norm normalises the eight columns from `col` on. If the norm normalises only other columns of the
- * row, the eight columns pass through unchanged. */
+/* Return whether the norm normalises columns col to col + 7. Columns that the norm does not normalise pass through
+ * unchanged. */
 TE_FN int te_norm_has_columns(const te_pointwise_shape k, int col) {
     return !k.norm_columns || (col >= k.norm_first && col < k.norm_first + k.norm_columns);
 }
@@ -31,9 +31,9 @@ TE_FN void te_load_gamma(te_vec8 *gamma, const te_stage *s, te_place at, const t
     if (te_norm_has_gamma(k.norm_options.code)) te_load_norm_param(gamma, s->w[0], at, k);
 }
 
-/* Prefetch gamma and beta to the L2. A kernel does this before it waits for the preceding kernel. In decoding, all
- * weights of the model are read between two uses of gamma, so gamma is no longer in the L2. A load of gamma after the
- * wait would queue behind the weights that the next GEMM loads in advance. */
+/* Prefetch gamma and beta to the L2, before the kernel waits for the preceding kernel. Without the prefetch, gamma
+ * would not be in the L2 during decoding, because all weights of the model are read between two uses of gamma; and a
+ * load of gamma after the wait would queue behind the weights that the next GEMM loads in advance. */
 TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 #if defined __CUDA_ARCH__
     enum { APART = 32 }; /* in elements; these are 64 bytes in a 16-bit format */
@@ -48,15 +48,15 @@ TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 #endif
 }
 
-/* The type of a function that loads a row to registers and runs the ops before the norm on this row. source: an extra
- * argument of some load functions, or null. A load function that gets a source also loads gamma, to row_x[k.chunks ..],
- * and the tensor that the op with index k.reads reads, to row_x[2 * k.chunks ..]. */
+/* The type of a function that loads a row to registers, row_x[k.chunks], and runs the ops before the norm on this row.
+ * source: an extra argument of some load functions, or null. A load function with a source also loads gamma, behind the
+ * row in row_x, and behind gamma the second tensor that op number k.reads reads. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
-/* Load a row, run the ops before the norm on it, and set row_x to the input of the norm, rounded to the format in which
- * this input would be stored. In a 16-bit format a row takes half the registers that it would take in f32, so twice as
- * many rows can be loaded at once. The rounding also makes the result independent of whether the norm's input is
+/* Load a row, run the ops before the norm on the row, and set row_x to the input of the norm, rounded to the format in
+ * which this input would be stored. A row in a 16-bit format takes half as many registers as in f32, so twice as many
+ * rows can be loaded at once. Because of the rounding, the result does not depend on whether the norm's input is
  * stored. */
 TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                   te_lanes g, te_vec8 *row_x, const void *source) {
@@ -101,8 +101,8 @@ TE_FN te_norm_row te_norm_row_of(int64_t row, te_vec8 *x, uint32_t *amax_bits, c
     return n;
 }
 
-/* Normalise a row, run the ops after the norm, and store the result. `scaled` is a compile-time constant: 1 if the
- * result is stored in FP8 with scales that this function computes. */
+/* Normalise row n, run the ops after the norm, and store the result. scaled, a compile-time constant: 1 if the result
+ * is stored in FP8 with scales that te__norm_store computes. */
 TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                           te_lanes *g, const te_norm_row *n, const int scaled) {
     const te_stage *s = &c->op[k.norm];
@@ -134,8 +134,8 @@ TE_FN void te__norm_store(const te_pointwise *c, te_stages_fn stages, te_store_f
     if (scaled) te_pointwise_store_quantized(c, k, result, 1, g);
 }
 /* The type of a function that normalises row n, runs the ops after the norm, and stores the result. te_norm_store
- * passes each vector to `store`. te_norm_store_quantized stores FP8 with computed scales instead, in calls that ask for
- * FP8. */
+ * passes each vector of eight elements to `store`. te_norm_store_quantized stores FP8 with computed scales if
+ * c->scaled.y is not null. */
 typedef void (*te_norm_store_fn)(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_norm_row *n);
 TE_CALLBACK void te_norm_store(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
@@ -189,16 +189,16 @@ TE_FN void te_norm_forward(const te_pointwise *c, te_stages_fn stages, te_store_
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The registers of a lane in the backward of a norm, which is the first op of the kernel. They hold the lane's columns
- * of the rows that the lane's group works on, in the format of the tensors in memory. A group of lanes works on one row
- * after another, and each lane sums its columns over these rows. */
+/* The registers of a lane in the backward of a norm, which is the first op of the kernel. A group of lanes works on one
+ * row after another, and each lane has some columns of the row, in the format of the tensors in memory. The lane also
+ * sums the gradients of its columns over the rows. */
 typedef struct te_norm_registers {
     te_vec8 *dy, *x;           /* dy and x of the current row, `chunks` vectors of each */
     te_vec8 *next_dy, *next_x; /* dy and x of the next row, which is being loaded while the current row is computed */
-    te_vec8 *gamma;            /* gamma of the lane's columns in registers, if gamma is not in shared memory */
+    te_vec8 *gamma;            /* gamma of the lane's columns, if gamma is held in registers */
     uint32_t *amax_bits;       /* the bits of the largest |y| that this lane has stored so far */
-    float *sums;               /* the lane's sums of its columns over rows, [TE_SUM_SLOTS][chunks][8] */
-    /* gamma in shared memory, if k.smem_gamma is not 0, because the registers are needed for the sums */
+    float *sums;               /* the lane's sums over rows, [TE_SUM_SLOTS][chunks][8] */
+    /* gamma in shared memory, if k.smem_gamma is not 0. gamma is held there if the sums need the registers */
     te_smem16 *smem_gamma;
 } te_norm_registers;
 
@@ -239,8 +239,8 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
         if (at.col >= k.half) continue;
         te_vec8_load(&dy[i], c->x, te_index(at), at.n, at.aligned, k.in);
         te_vec8_load(&x[i], s->saved, te_index(at), at.n, at.aligned, k.norm_in);
-        /* op[0] is the backward of the norm. If the next op, op[1], reads another gradient (a fork reads the gradient
-         * from its other use), prefetch that gradient while the previous row is computed. */
+        /* op[0] is the backward of the norm. If op[1] reads a second gradient (a fork adds the gradients of its two
+         * uses), prefetch this second gradient while the previous row is computed. */
         if (c->op[1].edge) te_prefetch(c->op[1].edge, te_index(at), k.norm_in);
     }
     return n;
@@ -284,7 +284,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         if (l.at.col >= k.half) continue;
         te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        /* here the variable xhat receives x itself, because `shift` and `a` below contain the normalisation */
+        /* the variable xhat holds x, not (x - mean) rstd, because `shift` and `a` contain the normalisation */
         te_vec8_floats(xhat, &x[i], k.norm_in);
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);

@@ -1,11 +1,11 @@
 /* pointwise_quantize.h -- stores the result of a pointwise kernel in FP8 with scales that the kernel computes: one
  * scale for each tile of 1 x 128 elements (fp8_block) or for each row (fp8_row). A group of lanes holds all elements of
- * such a tile or row in registers, so the kernel that produces a GEMM's operand also quantizes it, without another
- * pass. The result is bitwise identical to that of two passes, which round the result to the list's dtype and then
- * quantize it with quantize_blockwise.h or quantize_rowwise.h.
+ * the tile or row in registers, so the kernel that produces a GEMM's operand can also quantize the operand, without a
+ * second pass. The result is bitwise identical to the result of two passes, of which the first rounds to the dtype of
+ * the list of ops, and the second quantizes (quantize_blockwise.h, quantize_rowwise.h).
  *
- * Floor (lower bound of the time): a copy of as many bytes. For each element, a kernel in a 16-bit model reads 2 bytes
- * of x and writes 1 byte of y and 1/32 byte of tile scales; two passes read and write 7 bytes. Measurements:
+ * Lower bound of the time: a copy of as many bytes. For each element, a kernel in a 16-bit model reads 2 bytes of x,
+ * and writes 1 byte of y and 1/32 byte of tile scales. Two passes would read and write 7 bytes. Measurements:
  * docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_H
@@ -14,25 +14,26 @@
 #include "../../fp8/scales.h" /* te_blockwise_1d_scale_at */
 #include "pointwise.h" /* te_pointwise, te_pointwise_shape */
 
-enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* the number of lanes that share a tile of 1 x 128 elements; each lane has
-                                         * eight elements of the tile. On a CPU one lane has the whole tile */ };
+enum { TE_TILE_LANES = TE_FP8_BLOCK / 8 /* how many lanes share a tile of 1 x 128 elements; each has eight elements. On
+                                         * a CPU one lane has the whole tile */ };
 
-/* Whether, in this call, the kernel stores its result in FP8 with scales that it computes. */
+/* Return whether the kernel, launched with the arguments c, stores its result in FP8 with scales that it computes. */
 TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_shape k) {
     return k.scaled != TE_SCALING_NONE && c->scaled.y;
 }
 
-/* Some rows of a tensor in registers, in the list's dtype. Of each row, a lane has k.chunks vectors of eight
- * elements. */
+/* Some rows of a tensor in registers, in the dtype of the list of ops. A lane has te_pointwise_shape.chunks vectors of
+ * eight elements of each row. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* row: the index of the first row; step: the distance, in rows, from one row to the next */
-    int first;         /* the index, within a row, of the first lane's first vector of eight elements */
+    int64_t row, step; /* the rows are row, row + step, row + 2 step, and so on */
+    int first;         /* the number, within a row, of the first lane's first vector of eight elements */
     const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;
 } te_quantized_rows;
 
-/* te__pointwise_quantize_col returns the first column of vector i of lane `id`. te__pointwise_quantize_exists returns
- * whether this column lies inside the row; the answer is a constant if the lanes cover the row exactly. */
+/* te__pointwise_quantize_col returns the first column of vector number i of lane number `id`.
+ * te__pointwise_quantize_exists returns whether this column lies inside the row; the result is the constant 1 if the
+ * lanes cover the row exactly. */
 TE_FN int te__pointwise_quantize_col(te_quantized_rows rows, const te_pointwise_shape k, int id, int i) {
     return 8 * (rows.first + id + i * k.lanes);
 }
@@ -50,7 +51,8 @@ TE_FN void te__pointwise_quantize_store(const te_pointwise *c, const te_vec8 *v,
     TE_UNROLL for (int j = 0; j < 8; j++) x[j] = te_fp8_scaled(x[j], scale);
     te_store8_fp8(c->scaled.y, row * k.half + col, x, 8, 1, TE_e4m3);
 }
-/* Compute the scale of the 1 x 128 tile at row `row` and column `col` from the tile's amax, and store 1 / scale. */
+/* Return the scale of a 1 x 128 tile, computed from the tile's amax, and store 1 / scale to c->scaled.inverse. row,
+ * col: the position of the tile's first element. amax_bits: the bits of the amax. */
 TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwise_shape k, int64_t row, int col,
                                         uint32_t amax_bits) {
     const float scale = te_scale_of_amax_bits(amax_bits, TE_E4M3_MAX, &c->scaled.rule);
@@ -58,9 +60,9 @@ TE_FN float te__pointwise_quantize_tile(const te_pointwise *c, const te_pointwis
     return scale;
 }
 #if TE_CUDA
-/* Quantize `count` rows, with a scale for each tile of 1 x 128. TE_TILE_LANES = 16 lanes share k.chunks tiles of each
- * row; each of these lanes has one vector of each tile. The 16 lanes divide the tiles among themselves: a lane computes
- * the scales of its tiles, and passes each scale to the other 15 lanes by a shuffle. */
+/* Quantize `count` rows, with a scale for each tile of 1 x 128 elements. TE_TILE_LANES = 16 lanes share k.chunks tiles
+ * of each row; each lane has one vector of each tile. The computation of the scales is divided among the 16 lanes: one
+ * lane computes a tile's scale, and passes it to the other 15 lanes by a shuffle. */
 TE_FN void te__pointwise_quantize_tiles(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes g) {
     const int tiles = count * k.chunks, lane = g.id % TE_TILE_LANES;
@@ -117,8 +119,8 @@ TE_FN void te__pointwise_quantize_row(const te_pointwise *c, const te_pointwise_
     TE_UNROLL for (int i = 0; i < k.chunks; i++)
         te__pointwise_quantize_store(c, &rows.v[i], k, rows.row, te__pointwise_quantize_col(rows, k, g->id, i), scale);
 }
-/* Store `count` rows in FP8 and, if c->y is not null, also in the list's dtype. `count` is a constant; it is 1 if the
- * kernel computes one scale for each row. All lanes of the group must call this function. */
+/* Store `count` rows in FP8 and, if c->y is not null, also in the dtype of the list of ops. `count` is a compile-time
+ * constant; with one scale for each row, it is 1. All lanes of the group must call this function. */
 TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwise_shape k, te_quantized_rows rows,
                                         const int count, te_lanes *g) {
     if (c->y)
@@ -135,9 +137,9 @@ TE_FN void te_pointwise_store_quantized(const te_pointwise *c, const te_pointwis
 
 /* ---- without a norm ---------------------------------------------------------------------------------------------- */
 
-/* Run the ops of a kernel without a norm on `count` rows: rows p->first, p->first + p->step, and so on. In each row the
+/* Run the ops of a kernel without a norm on `count` rows: p->first, p->first + p->step, and so on. In each row, the
  * group of lanes has the vectors of eight elements from number p->tile on. All `count` rows are loaded before the first
- * of them is computed. p->rows: registers, [count][in_halves][chunks]. `scaled` is a constant: 1 if the result is
+ * row is computed. p->rows: registers, [count][in_halves][chunks]. scaled, a compile-time constant: 1 if the result is
  * stored in FP8 with computed scales. */
 TE_FN void te_quantized_map_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, const te_pointwise_part *p, const int count,

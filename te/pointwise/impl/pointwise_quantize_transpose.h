@@ -1,25 +1,25 @@
 /* pointwise_quantize_transpose.h -- tile kernels, which store the result of a pointwise kernel in FP8, both
- * untransposed and transposed, in one pass. The GEMM for the weight's gradient reads the transpose. The result is
- * bitwise identical to rounding to the list's dtype followed by a separate quantize pass (quantize_blockwise.h) or a
- * separate transpose.
+ * untransposed and transposed, in one pass. The GEMM that computes the weight's gradient reads the transpose. The
+ * result is bitwise identical to the result of separate passes: one rounds to the dtype of the list of ops, the next
+ * quantizes (quantize_blockwise.h) or transposes.
  *
  * A tile kernel stores, depending on the recipe:
- *   fp8_block, training           both layouts, each with a scale for each 128 elements of a row of that layout
- *   recipes with one scale per    a gradient in both layouts, with the scale known beforehand, the gradient's
- *   tensor                        amax, and the sums of its columns over the rows
- *   recompute in backward         where forward saved no transpose: the transpose alone, under any recipe
+ *   fp8_block, training           the result and its transpose, each with a scale for each 128 elements of its rows
+ *   recipes with one scale per    in backward, the gradient and its transpose, with a scale that is known before; the
+ *   tensor                        gradient's amax; and the sums of the gradient's columns over the rows
+ *   recompute in backward         only the transpose, under any recipe, if forward has not saved it
  *
  * A block works on a tile of 128 x 128. Each lane runs the kernel's ops on pieces of 8 x 8 elements of the tile, and
  * holds the pieces in registers. If the pattern has a norm, the row kernel (the ordinary pointwise kernel, in which a
- * group of lanes works on a row) runs first and stores y and the statistics; the tile kernel then normalises the norm's
- * input a second time and stores the transpose of the result. If the kernel sums a gradient over rows, each tile stores
- * one partial sum for each of its columns.
+ * group of lanes works on a row) runs first, and stores y and the norm's statistics. The tile kernel then normalises
+ * the norm's input a second time, and stores the transpose of the result. If the kernel sums a gradient over rows, each
+ * tile stores one partial sum for each of its columns.
  *
- * Floor: the time of a copy that moves the same bytes. Bytes per element in a 16-bit model under fp8_block: for gelu 2
- * (x) + 1 (y) + 1 (the transpose of y) + 1/16 (scales) = 4.06; for gelu's backward, which reads dy and x, 6.06; for a
- * norm, whose x two kernels read, also 6.06. With one scale per tensor: 2 (dy) + 1 + 1 (the two FP8 layouts), plus the
- * tensors that the ops read. For a transpose alone: 2 + 1. Instructions, not memory, limit the speed of these kernels.
- * Measurements, including those of a norm with persistent clusters, which was not faster: docs/notes/pointwise.md.
+ * Lower bound of the time: a copy of as many bytes. Bytes per element in a 16-bit model under fp8_block: for gelu 2 (x)
+ * + 1 (y) + 1 (the transpose of y) + 1/16 (scales) = 4.06; for gelu's backward, which reads dy and x, 6.06; for a norm,
+ * whose x two kernels read, also 6.06. With one scale per tensor: 2 (dy) + 1 + 1 (the two FP8 layouts), plus the
+ * tensors that the ops read. For the transpose alone: 2 + 1. Instructions, not memory, limit the speed of tile kernels.
+ * Measurements: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H
@@ -32,8 +32,8 @@
  * half[1]: elements of the second half, in the backward of a gated op. */
 typedef struct te_pointwise_tiles_held { te_blockwise_registers half[2]; } te_pointwise_tiles_held;
 
-/* A piece of 8 x 8 elements. row: its first row; vector: its columns are 8 * vector to 8 * vector + 7; rows: how many
- * of its eight rows lie inside the tensor. */
+/* A piece of 8 x 8 elements: the rows row to row + 7 and the columns 8 * vector to 8 * vector + 7 of a tensor. rows:
+ * how many of the eight rows lie inside the tensor. */
 typedef struct te__tile_piece { int64_t row; int vector, rows; } te__tile_piece;
 /* Return piece number i, 8 x 8 elements, of the tile whose first row is row0 and whose first column is col0. */
 TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const te_pointwise_shape k, int64_t row0,
@@ -43,14 +43,14 @@ TE_FN te__tile_piece te__pointwise_tiles_piece_at(const te_pointwise *c, const t
     p.rows = te__blockwise_rows(c->rows, k.half, p.row, 8 * p.vector);
     return p;
 }
-/* One half of each row of a tensor, from which a tile is loaded. halves: the number of halves of a row (1 or 2); half:
- * the index of the half that is loaded (0 or 1). */
+/* A tensor from which a tile is loaded. halves: the number of halves of a row, 1 or (for a gated op) 2. half: which
+ * half is loaded, 0 or 1. */
 typedef struct te__tile_source {
     const void *data;
     te_dtype dtype;
     int half, halves;
 } te__tile_source;
-/* Load the rows [first, first + count) of a piece of 8 x 8 elements, in the format in which they are stored. */
+/* Load the rows first to first + count - 1 of a piece of 8 x 8 elements, without converting their format. */
 TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__tile_piece at,
                                     const te_pointwise_shape k, int first, const int count) {
     const te_dtype dtype = from.dtype;
@@ -63,8 +63,8 @@ TE_FN void te__pointwise_tiles_rows(te_vec8 *x, const te__tile_source from, te__
         if (first + r < at.rows) te_vec8_load(&x[r], p + (uint64_t)(uint32_t)(first + r) * pitch, 0, 8, 1, dtype);
     }
 }
-/* Load a piece (8 x 8 elements) of the kernel's input to x[0], in the format of the tensor in memory. For a gated op,
- * also load the second half of the rows to x[1]. */
+/* Load a piece (8 x 8 elements) of the kernel's input to x[0], without converting its format. For a gated op, also load
+ * the piece at the same columns of the second half to x[1]. */
 TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_shape k, te_vec8 *x[2],
                                     te__tile_piece at) {
     const void *data = k.norm < 0 ? c->x : c->scaled.norm_x;
@@ -75,16 +75,16 @@ TE_FN void te__pointwise_tiles_load(const te_pointwise *c, const te_pointwise_sh
     }
     if (halves < 2 && (!TE_CUDA || k.out_halves == 2)) memset(x[1], 0, 8 * sizeof *x[1]);
 }
-/* The data that the norm of a piece of 8 x 8 elements reads in addition to x: gamma and beta of the piece's eight
- * columns, and the statistics of its eight rows. All these data are loaded together with x, because a load that is
- * issued after the stores of the piece's first row would wait for these stores. */
+/* What the norm reads in addition to x for a piece of 8 x 8 elements: gamma and beta of the piece's eight columns, and
+ * the statistics of its eight rows. Everything is loaded together with x, because a load that follows the stores of the
+ * piece's first row would wait for these stores. */
 typedef struct te__piece_norm {
     te_vec8 gamma, beta;
     te_row_stats row[8];
 } te__piece_norm;
 TE_FN void te__pointwise_tiles_load_norm(te__piece_norm *n, const te_pointwise *c, const te_pointwise_shape k,
                                          te__tile_piece p) {
-    /* This avoids a warning of gcc: the elements of *n that are not loaded below are never read. */
+    /* Avoid a warning of gcc about elements of *n that are not loaded below. They are never read. */
     if (!TE_CUDA) memset(n, 0, sizeof *n);
     if (k.norm < 0) return;
     const te_stage *s = &c->op[k.norm];
@@ -116,8 +116,8 @@ typedef struct te__piece {
     /* x[0]: the eight rows of the piece; x[1]: for a gated op, the same rows in the second half of the columns */
     te_vec8 *x[2];
     te__piece_norm norm;
-    float sums[16]; /* sums over the rows of the piece: [0, 8) for the eight columns of x[0], [8, 16) for the eight
-                     * columns of x[1] */
+    float sums[16]; /* sums over the rows of the piece: sums[0] to sums[7] for the eight columns of x[0], sums[8] to
+                     * sums[15] for those of x[1] */
 } te__piece;
 /* Run the kernel's ops on row r, 0 to 7, of a piece of 8 x 8 elements. l->at has the coordinates of this row. */
 TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, te_lane *l,
@@ -132,9 +132,9 @@ TE_FN void te__pointwise_tiles_row(const te_pointwise *c, te_stages_fn stages, c
     stages(l, c, k.backward ? 0 : c->scaled.from, TE_MAX_PATTERN);
     TE_UNROLL for (int j = 0; k.sums >= 0 && j < 16; j++) p->sums[j] = l->sum[j];
 }
-/* How many rows of a piece (8 x 8 elements) are computed together. If an op reads a tensor in addition to the gradient,
- * this tensor is loaded for all these rows at once, because otherwise a row's load would wait for the stores of the row
- * before it. */
+/* How many rows of a piece (8 x 8 elements) are computed together. If an op reads a second tensor in addition to the
+ * gradient, the second tensor is loaded for all these rows at once, because otherwise the load for a row would wait for
+ * the stores of the previous row. */
 enum { TE_TILES_BATCH = TE_CUDA ? 4 : 1 };
 typedef struct te__piece_ahead {
     const te_stage *of; /* the op whose saved tensor has been loaded to `row`, or null if no tensor has been loaded */
@@ -147,12 +147,11 @@ TE_FN void te__pointwise_tiles_load_ahead(te__piece_ahead *a, const te_pointwise
                             ? &c->op[k.reads] : 0;
     a->of = s && s->saved ? s : 0;
     if (!a->of) return;
-    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* TE_bf16 also stands for f16, whose elements have as many
+    const te__tile_source from = {s->saved, TE_bf16, 0, 1}; /* also correct for f16, whose elements have as many
                                                              * bytes */
     te__pointwise_tiles_rows(a->row, from, at, k, first, TE_TILES_BATCH);
 }
-/* Load piece number h (8 x 8 elements) of this lane to the lane's registers. `at` is the place of this piece in the
- * tensor. */
+/* Load piece number h (8 x 8 elements) of this lane to the lane's registers. at: the piece's position in the tensor. */
 TE_FN void te__pointwise_tiles_load_piece(te__piece *p, const te_pointwise *c, const te_pointwise_shape k,
                                           te__tile_piece at, te_pointwise_tiles_held *held, int h) {
     p->at = at, p->x[0] = held->half[0].x[h], p->x[1] = held->half[1].x[h];
@@ -176,8 +175,8 @@ TE_FN void te__pointwise_tiles_piece(const te_pointwise *c, te_stages_fn stages,
         if (k.out_halves == 2) te_vec8_of_pairs(&p->x[1][r], l.g, k.out);
     }
 }
-/* Return the address in shared memory of the sum of one column over the eight rows of a piece. `down` is the index of
- * the piece, counted from the top of the tile, among the pieces that contain this column; the sums of these pieces are
+/* Return the address, in shared memory, of the sum of a column over the eight rows of one piece. down: the piece's
+ * index, counted from the top of the tile, among the 16 pieces that contain this column; the sums of the 16 pieces are
  * added up later. The sums use the shared memory of the tile's amaxes, which are computed only after the sums have been
  * read. */
 TE_FN float *te__pointwise_tiles_sum(te_blockwise_shared *s, int half, int down, int col) {
@@ -242,8 +241,8 @@ TE_FN void te_pointwise_tiles_body(const te_pointwise *c, te_block b, te_stages_
 
 /* ---- one scale a tensor, or the transpose alone ------------------------------------------------------------------ */
 
-/* Round the eight elements v to FP8 and return them in x. If the elements belong to a gradient, also store them
- * untransposed. `rounded` is a constant: 1 if the elements are first rounded to the list's dtype. */
+/* Round the eight elements v to FP8, and return the FP8 bytes in *x. In backward, also store the elements untransposed.
+ * rounded, a compile-time constant: 1 if the elements are first rounded to the dtype of the list of ops. */
 TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise_shape k, te_place at, te_vec8 *x,
                                        float v[8], float scale, const int rounded, uint32_t *amax_bits) {
     if (rounded) te_vec8_of_pairs(x, v, k.out), te_vec8_floats(v, x, k.out);
@@ -253,8 +252,8 @@ TE_FN void te__pointwise_transpose_row(const te_pointwise *c, const te_pointwise
     if (k.backward && c->fp8.y) te__fp8_store_row((uint8_t *)c->fp8.y, te_index(at), x->w, 8, 1);
 }
 /* Run the kernel's ops on a piece, and replace the piece in registers by the result in FP8. In forward, rows beyond the
- * last row of the tensor are computed like the other rows. This does no harm, because their results are not stored, and
- * the only tensor that an op reads there is the input, which was loaded as zeros. */
+ * last row of the tensor are computed, too. That is harmless: their results are not stored, and the ops read no memory
+ * for these rows, whose input was set to zeros. */
 TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k,
                                          te__piece *p, const int rounded, uint32_t *amax_bits) {
     const te__tile_piece at = p->at;
@@ -263,23 +262,23 @@ TE_FN void te__pointwise_transpose_piece(const te_pointwise *c, te_stages_fn sta
     TE_UNROLL for (int r = 0; r < 8; r++) {
         te_lane l;
         l.at = te_place_of(k, at.row + r, at.vector, k.norm < 0 ? k.in_halves : 1);
-        /* skip rows beyond the tensor. They were loaded as zeros, whose bits are also the bits of zeros in FP8 */
+        /* Skip rows beyond the tensor. Their registers hold zeros, which are also zeros in FP8 */
         if (k.backward && r >= at.rows) continue;
         te__pointwise_tiles_row(c, stages, k, &l, p, r);
-        /* the coordinates of the row in the result: behind a gated op, a row of the result has half as many columns as
-         * a row of x */
+        /* the position of the row in the result, where a gated op has halved the number of columns */
         l.at = te_place_of(k, at.row + r, at.vector, 1);
         te__pointwise_transpose_row(c, k, l.at, &p->x[0][r], l.v, scale, rounded, amax_bits);
     }
 }
-/* Set *recompute to the arguments with which forward's kernel recomputes the result of op `last`: only this op runs,
+/* Set *recompute to the arguments with which the kernel of forward runs again in backward: only op number `last` runs,
  * and only the transpose of its result is stored. */
 TE_FN void te__pointwise_keep_last_op(te_pointwise *recompute, const te_pointwise *c, const int last) {
     memset(recompute, 0, sizeof *recompute);
     recompute->x = c->x, recompute->rows = c->rows, recompute->scaled = c->scaled, recompute->scaled.from = last;
     recompute->op[last] = c->op[last], recompute->op[last].out = 0;
 }
-/* Store the transpose of a 128 x 128 tile. `held` has this lane's elements of the tile, in FP8. */
+/* Store the transpose of a 128 x 128 tile whose first element is at (row, col). held: this lane's elements of the tile,
+ * in FP8. */
 TE_FN void te__pointwise_transpose_tile(const te_fp8_out *out, te_blockwise_registers *held, te_fp8_shared *transposed,
                                         te_lanes g, int64_t row, int64_t col) {
     TE_UNROLL for (int h = 0; h < TE_BLOCKWISE_PIECES; h++) {
@@ -321,8 +320,8 @@ TE_FN void te_pointwise_transpose_body(const te_pointwise *args, te_block b, te_
 
 /* The type of a function that launches one kernel of a step, either its row kernel or its tile kernel. */
 typedef te_status (*te__pointwise_rows_fn)(te_context *ctx, te_grid grid, const te_pointwise *c);
-/* Launch the kernels that a call needs: the row kernel (`rows`), the tile kernel (`tiles`) or, if a norm's result is
- * stored in both layouts, first the row kernel and then the tile kernel. */
+/* Launch the kernels of a step: the row kernel (`rows`) or the tile kernel (`tiles`). If a norm's result is stored both
+ * untransposed and transposed, launch first the row kernel and then the tile kernel. */
 TE_API te_status te__pointwise_launch_tiles(te_context *ctx, te_grid grid, const te_pointwise *c,
                                             const te_pointwise_shape k, te__pointwise_rows_fn rows,
                                             te__pointwise_rows_fn tiles) {

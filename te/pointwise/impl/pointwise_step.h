@@ -1,10 +1,10 @@
-/* pointwise_step.h -- runs a step of a plan that is one pointwise kernel: decides where the step's values are stored,
+/* pointwise_step.h -- runs the steps of a plan that are pointwise kernels: decides where a step's values are stored,
  * fills in the kernel's arguments, and launches the kernel.
  *
- * The kernel runs the ops of the step on values in registers. Some intermediate values must also be in memory, because
- * backward reads them or because they are the values of forks; the op that produces such a value stores it to
- * te_stage.out. The operand policy of the op that consumes the step's result decides how the result is stored: in the
- * list's dtype, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
+ * The kernel of a step runs the step's ops on values in registers. Some intermediate values must also be in memory,
+ * because backward reads them or because a fork passes them to a later op. The op that produces such a value stores the
+ * value to te_stage.out. How the step's result is stored depends on the op that reads it (te__policy): in the dtype of
+ * the list of ops, in FP8 with one scale for the tensor, or in FP8 with scales that the kernel computes.
  */
 #ifndef TE_POINTWISE_STEP_H
 #define TE_POINTWISE_STEP_H
@@ -22,7 +22,8 @@ typedef struct te_pointwise_work {
     /* the number of ops at the beginning of the step that are not part of this kernel: 1 if the step begins with a GEMM
      * or a collective, else 0 */
     int skip;
-    int applied; /* how many ops, from index `skip` on, the GEMM's epilogue has already computed (a bias) */
+    int applied; /* how many ops, from index `skip` on, the epilogue of the step's GEMM has already computed (e.g. a
+                  * bias) */
     te_pointwise_shape shape;
     te_pointwise *args;
     int launches; /* 1: the kernel has something to compute or to store, so it is launched */
@@ -48,25 +49,26 @@ TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
 /* How the kernel stores the result of the step. */
 typedef enum te_result_form {
     TE_RESULT_in_list_format,
-    /* the result is stored in FP8 with one scale. This is the scale of the consuming GEMM, which is known before the
-     * kernel runs */
+    /* the result is stored in FP8 with one scale, which belongs to the GEMM that reads the result, and is known before
+     * the kernel runs */
     TE_RESULT_in_fp8,
     /* the result is stored in FP8 with a scale for each row or for each 1 x 128 tile; the kernel computes the scales */
     TE_RESULT_with_scales
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    /* the index of the op that reads the step's result, or -1 if the caller reads it or the step ends with forks */
+    /* the index of the op that reads the step's result; -1 if the program reads the result, or if the step ends with
+     * forks */
     int consumer;
-    /* the index of the GEMM that reads the gathered rows, if an all_gather follows that gathers the result in FP8; else
-     * -1 */
+    /* if an all_gather follows the step and gathers the result in FP8, the index of the GEMM that reads the gathered
+     * rows; else -1 */
     int gathered;
 } te_pointwise_exit;
 
-/* Return whether the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes. `saved` says
- * whether forward also saves the result in the list's dtype. Training under fp8_block also needs the transpose of the
- * operand, which only a tile kernel can store (pointwise_quantize_transpose.h); if a step has no tile kernel, the
- * GEMM's step quantizes the operand. */
+/* Return 1 if the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes; 0 if the GEMM's step
+ * quantizes the operand. saved: 1 if forward also saves the operand in the dtype of the list of ops. Training under
+ * fp8_block also needs the transpose of the operand, which only a tile kernel can store
+ * (pointwise_quantize_transpose.h); if the step has no tile kernel, the result is then 0. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -74,8 +76,8 @@ TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_sh
     if (o->scaling != TE_SCALING_BLOCKWISE_1D || saved) return 0;
     return r->pass == TE_INFER || k.transposes || (r->pass == TE_FORWARD && o->input != TE_INPUT_saved_fp8);
 }
-/* Decide how the result of op i, the last op of the step, is stored, and for which consumer. dtype: the number format
- * of the result in the model; saved: whether forward also saves the result in this format. */
+/* Decide in which form the result of op i, the last op of the step, is stored, and find the op that reads the result.
+ * dtype: the result's dtype in the list of ops. saved: 1 if forward also saves the result in this dtype. */
 TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwise_work *w, int i, te_dtype dtype,
                                                int saved) {
     te_pointwise_exit e = {TE_RESULT_in_list_format, -1, -1};
@@ -87,9 +89,9 @@ TE_API te_pointwise_exit te__pointwise_exit_of(const te_run *r, const te_pointwi
     return e;
 }
 
-/* For TE_RESULT_in_fp8: make the kernel store v in FP8. v is the operand of GEMM i, or this rank's rows of the operand.
- * `at` is the address to which the kernel stores v; if it is null, v gets a new block of the workspace. On return *v
- * describes the FP8 tensor. */
+/* For TE_RESULT_in_fp8: make the kernel store v in FP8. v: the operand of GEMM i, or this rank's rows of the operand;
+ * on return *v describes the FP8 tensor. at: the address to which the kernel stores v; null: allocate memory for v in
+ * the workspace. */
 TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_pointwise *c, int i, te_rows rows,
                                                  void *at) {
     const te_fp8_product *f = &r->param[i]->fp8;
@@ -105,8 +107,8 @@ TE_API te_status te__pointwise_store_fp8_operand(te_value *v, te_run *r, te_poin
     return TE_OK;
 }
 /* For TE_RESULT_with_scales: make the kernel store v, the operand of GEMM i, in FP8 with scales that the kernel
- * computes. If v->data is not null, the kernel also stores v to v->data, in the list's dtype. On return *v describes
- * the FP8 tensor. */
+ * computes. If v->data is not null at the call, the kernel also stores the operand to v->data, in the dtype of the list
+ * of ops. On return *v describes the FP8 tensor. */
 TE_API te_status te__pointwise_result_with_scales(te_value *v, te_run *r, te_pointwise *c, int i,
                                                const te_pointwise_shape k) {
     c->y = v->data;
@@ -125,7 +127,8 @@ TE_API te_status te__pointwise_save_transposed(te_run *r, te_pointwise *c, int i
     return TE_OK;
 }
 /* Backward under fp8_block: make the kernel also store the transpose of v, the gradient that GEMM i reads, with a scale
- * for each tile of 1 x 128; and attach the transpose to v. The GEMM for the weight's gradient reads this transpose. */
+ * for each tile of 1 x 128, and record the transpose in *v. The GEMM that computes the weight's gradient reads this
+ * transpose. */
 TE_API te_status te__pointwise_transpose_blockwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed;
     c->scaled.tiles = 1;
@@ -143,11 +146,11 @@ TE_API void te__pointwise_use_tile_kernel(te_run *r, te_pointwise *c, int i, voi
     c->scaled.tiles = 1, c->scaled.scale = f->scales ? f->scales->scale + f->dy : 0;
     c->scaled.yt = yt, c->scaled.yt_cols = te_round_up(c->rows, 16);
 }
-/* Make the tile kernel store v, the gradient that GEMM i reads, also transposed. The tile kernel runs even if the
- * weight of GEMM i is frozen and the transpose is therefore not stored. Otherwise column sums would be added up in
- * another order, and the exact values of other gradients would depend on which weights are frozen. The size of the
- * workspace does not depend on a temporary freeze either: the workspace has memory for the transpose unless the op can
- * never train (TE_IS_FROZEN). */
+/* Make the tile kernel also store the transpose of v, the gradient that GEMM i reads. The tile kernel runs even if the
+ * weight of GEMM i is frozen and the transpose is not stored, because the row kernel would add up column sums in
+ * another order, and the bits of other gradients would depend on which weights are frozen. The size of the workspace
+ * does not depend on te_freeze either: the workspace has memory for the transpose unless the op can never train
+ * (TE_IS_FROZEN). */
 TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_pointwise *c, int i) {
     te_value transposed = te__no_value();
     if (!(r->plan->op[i].flags & TE_IS_FROZEN))
@@ -156,7 +159,7 @@ TE_API te_status te__pointwise_transpose_tensorwise(te_value *v, te_run *r, te_p
     te__pointwise_use_tile_kernel(r, c, i, te_is_trained(r->param[i]) ? transposed.data : 0);
     return TE_OK;
 }
-/* Make the kernel compute the amax of v, the operand of GEMM i, which the kernel stores in the list's dtype. */
+/* Make the kernel compute the amax of v, the operand of GEMM i. The kernel stores v in the dtype of the list of ops. */
 TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int i) {
     const te_fp8_product *f = &r->param[i]->fp8;
     c->fp8.amax = f->scales->amax + (r->pass == TE_BACKWARD ? f->dy : f->x);
@@ -165,8 +168,8 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Prepare memory for the step's result, in the form that its consumer reads (e.form). `i` is the op that computes the
- * result; only forks may follow it in the step. */
+/* Prepare memory for the step's result, in the form e.form, which the next op reads. i: the op that computes the
+ * result; only forks may follow op i in the step. */
 TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
                                               te_pointwise_exit e) {
     const te_op *op = &r->plan->op[i];
@@ -192,8 +195,8 @@ TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwi
         return te__pointwise_save_transposed(r, c, e.consumer);
     return TE_OK;
 }
-/* Set the tensors that op i reads or writes in addition to its input and output: an add or a mul reads the value of its
- * fork, and an (output, ..) writes a tensor of the caller. */
+/* Set in *st the tensors that op i reads or writes in addition to its input and output: an add or a mul reads the value
+ * of its fork, and an op (output, ..) writes to a tensor of the caller. */
 TE_API te_status te__pointwise_forward_edges(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i];
     te_value v;
@@ -239,13 +242,13 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
             const void *const before = stored.data;
             if (j == s->count - 1) e = te__pointwise_exit_of(r, w, i, op[i].out_dtype, te__saves_output(r, i));
             TE_TRY(te__pointwise_forward_result(&stored, r, w, i, e));
-            /* If the input of an (output, ..) already lies where its output is saved, the op stores only the caller's
-             * tensor. */
+            /* If the input of an op (output, ..) lies at the address at which its output is saved, the op stores only
+             * to the caller's tensor. */
             if ((op[i].flags & TE_IS_OUTPUT) && before == w->args->y && before == te__input_of(r, i).data)
                 w->args->y = 0;
         } else if (op[i].flags & TE_IS_OUTPUT) {
-            /* The value is stored to the caller's tensor. In inference, this tensor also serves as the value of a fork
-             * behind the op. For backward, the op before this one has stored the value (te__place). */
+            /* The op stores the value to the caller's tensor. In inference, a fork behind the op also reads this
+             * tensor. In training, the previous op has stored the value for backward (te__place). */
             if (is_forked && r->pass == TE_INFER) {
                 const int64_t rows = te__rows_in(r, op[i].out_rows);
                 stored = te__value_of(st->out, op[i].out_dtype, rows, op[i].out);
@@ -263,20 +266,20 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
-/* The gradient while it passes through the ops of a step in backward: where it was last stored, and whether it has
- * changed since. */
+/* The gradient that passes through the ops of a step in backward: where the gradient was last stored, and whether an op
+ * has changed it since then. */
 typedef struct te_pointwise_grad {
-    te_value stored; /* the tensor to which the gradient was last stored */
+    te_value stored; /* the tensor that has the last stored gradient */
     int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
-/* Make op i, an add or a mul, store the gradient of its fork's value. If the fork has uses later in the list, the op
- * adds the gradient from these uses (st->edge) to its own contribution and stores the sum (te/ops/residual.h). */
+/* Make op i, an add or a mul, store the gradient of its fork's value. If ops later in the list also use the fork, op i
+ * adds the gradient from these ops (st->edge) to its own contribution, and stores the sum (te/ops/residual.h). */
 TE_API te_status te__pointwise_store_fork_grad(te_run *r, te_pointwise_work *w, int i, te_stage *st) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const int first = te__is_last_use(r->plan, i);
     te_value v;
-    if (fork->flags & TE_IS_INPUT) { /* the caller provides the memory for the gradient of an extra input */
+    if (fork->flags & TE_IS_INPUT) { /* the caller has the memory for the gradient of an extra input */
         const te_value like = te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out);
         TE_TRY(te__edge_tensor(&v, r, fork, like, 1));
         if (!v.data) return TE_OK;
@@ -317,15 +320,14 @@ TE_API te_status te__pointwise_backward_edges(te_run *r, te_pointwise_work *w, i
     } else if (te__changes_gradient(op->flags)) g->changed = 1;
     return TE_OK;
 }
-/* How many partial sums of each column a step's kernel stores, one for each of its blocks. count: the number in this
- * call; max: the number with the largest batch, for which the workspace has memory. */
+/* How many partial sums of each column a step's kernel stores: one for each thread block along the rows. count: the
+ * number for the present batch. max: the number for the largest batch, for which the workspace has memory. */
 typedef struct te_sum_blocks { int count, max; } te_sum_blocks;
 /* Reserve memory for the partial column sums that add up to the gradients of op i's parameters. */
 TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_stage *st, te_sum_blocks blocks) {
     const te_op *op = &r->plan->op[i];
-    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* the largest number of
-                                                                                       * parameters that the op may
-                                                                                       * have */
+    const int most = op->op_class == TE_CLASS_norm ? 2 : op->flags & TE_SUMS ? 3 : 0; /* max number of parameters of the
+                                                                                       * op */
     TE_REQUIRE(op->params <= most, r->ctx, TE_ERROR_STATE,
                "%s: (%s, %s): a map sums the gradients of its parameters (TE_SUMS), at most three", r->plan->name,
                op->kind, op->name);
@@ -337,8 +339,8 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     }
     return TE_OK;
 }
-/* Prepare memory for the gradient of the input of op `end`, the step's last op, in the form that the consumer of this
- * gradient reads. */
+/* Prepare memory for the gradient that the step computes in backward, that of the input of op number `end`. The
+ * gradient is stored in the form that the op before op `end` reads. */
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
@@ -358,8 +360,8 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* Here no kernel reads the gradient itself; only its column sums are needed. The tile kernel computes them,
-         * because it adds them up in the same order as when the gradient is stored, so that the sums are bitwise
+        /* Here no kernel reads the gradient; only its column sums are needed. The tile kernel computes the sums,
+         * because it then adds in the same order as when the gradient is also stored, so that the sums are bitwise
          * identical in both cases. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
@@ -394,13 +396,13 @@ TE_API te_status te__pointwise_backward(te_run *r, te_pointwise_work *w, te_valu
 /* ---- the launch -------------------------------------------------------------------------------------------------- */
 
 TE_API int te__sums_rows(const te_pointwise_shape k) { return k.sums >= 0 || (k.backward && k.norm >= 0); }
-/* Return the largest number of blocks along the rows. In a kernel that sums gradients over rows, each block stores a
- * partial sum, so the number of blocks is kept small. `tiles` is the number of blocks that share a row. */
+/* Return the largest number of thread blocks along the rows. The number is small for a kernel that sums gradients over
+ * rows, because each block stores a partial sum. tiles: the number of blocks that share a row. */
 TE_API int te__max_blocks(const te_run *r, const te_pointwise_shape k, int tiles) {
     if (!TE_CUDA) return te__sums_rows(k) ? 16 : 64;
     return te__sums_rows(k) ? (int)te_max(1, (int64_t)r->ctx->processors * k.resident / tiles) : INT32_MAX / tiles;
 }
-/* Return te_pointwise_shape.half for a kernel that runs the ops [skip, count) of the step: the smaller one of the
+/* Return te_pointwise_shape.half for a kernel that runs the ops of the step from index `skip` on: the smaller of the
  * widths of the kernel's input and output. */
 TE_API int te__pointwise_half(const te_run *r, const te_step *s, int skip) {
     const te_op *first = &r->plan->op[s->op[skip]], *last = &r->plan->op[s->op[s->count - 1]];
@@ -411,8 +413,8 @@ TE_API int te__pointwise_blocks(const te_run *r, int64_t rows, const te_pointwis
     const int batch = TE_CUDA && k.norm < 0 && !te__sums_rows(k) ? te_map_batch(k) : 1;
     return (int)te_min(te_ceil_div(rows, k.groups * batch), te__max_blocks(r, k, te_pointwise_tiles(k)));
 }
-/* Recompute the output of the step's last op, without running the other ops of the step. r->recompute says in which
- * form the output is to be stored. */
+/* Recompute the output of the step's last op, without running the other ops of the step. *r->recompute: the form in
+ * which the output is stored. */
 TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, te_pointwise_launch_fn launch) {
     const te_recompute_target *to = r->recompute;
     const te_pointwise_shape k = w->shape;
@@ -432,10 +434,10 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
     c->scaled.scale = to->scale;
     return launch(r->ctx, te__grid_of(1, 1), c);
 }
-/* Return whether the kernel computes only the amax of the result and does not store the result. Once the scale is
- * known, the kernel runs a second time and stores the result in FP8. Two runs are faster only if the last op reads no
- * more bytes than it writes, and if the second run needs only the last op. The ops before the last one may therefore
- * only be biases, whose results forward has saved. */
+/* Return whether the kernel runs twice: the first run computes only the amax of the result, and the second run, once
+ * the scale is known, stores the result in FP8. Two runs are faster only if the last op reads no more bytes than it
+ * writes, and if the second run needs only the last op. Therefore the ops before the last op may only be biases, whose
+ * results forward has saved. */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
@@ -447,11 +449,11 @@ TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, 
         if (!(r->plan->op[s->op[j]].flags & TE_EPILOGUE_OF_BIAS)) return 0;
     return 1;
 }
-/* Make the kernel compute only the amax of its result; the current value is then not in memory. */
+/* Make the kernel compute only the amax of its result, without storing the result to memory. */
 TE_API void te__pointwise_set_amax_only(te_run *r, te_pointwise *c) {
     c->y = 0, r->current.state = TE_VALUE_amax_only;
 }
-/* Run the ops [skip, count) of the step as one kernel with the input x. `applied` is the number of these ops that the
+/* Run the ops of the step from index `skip` on as one kernel with the input x. applied: how many of these ops the
  * epilogue of the preceding GEMM has already computed. */
 TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int skip, int applied, te_value x,
                                            te_pointwise_launch_fn launch, const te_pointwise_shape k) {
@@ -468,9 +470,8 @@ TE_API te_status te__pointwise_step_forward(te_run *r, const te_step *s, int ski
     if (w.launches) c.take = r->take, r->take.taken = 0;
     return w.launches && !r->dry ? launch(r->ctx, te__grid_of(blocks * te_pointwise_tiles(k), 1), &c) : TE_OK;
 }
-/* Run the backward of the step's ops [skip, count) as one kernel. dy is the gradient of the value that these ops
- * compute in forward. `applied` is not used, because in backward no GEMM's epilogue computes an op of the step in
- * advance. */
+/* Run the backward of the step's ops from index `skip` on as one kernel. dy: the gradient of the value that these ops
+ * compute in forward. `applied` is not used, because in backward no epilogue of a GEMM computes an op of the step. */
 TE_API te_status te__pointwise_step_backward(te_run *r, const te_step *s, int skip, int applied, te_value dy,
                                             te_pointwise_launch_fn launch, const te_pointwise_shape k) {
     te_pointwise c;
