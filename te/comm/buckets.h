@@ -34,8 +34,8 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    /* the largest size of a bucket, counting 4 bytes for each gradient element; the gradient of a parameter that is
-     * larger becomes a bucket by itself */
+    /* the largest size of a bucket, counting 4 bytes for each gradient element; a single gradient that is larger
+     * becomes a bucket by itself */
     int64_t bytes;
     /* 1 or the size of the data group (te_data_group(ctx)->size); must be equal to te_adamw_config.shards. With 1 each
      * rank gets the sums of all gradients, which Muon requires. With the group's size each rank gets only the sums of
@@ -64,7 +64,7 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* The gradient of one parameter, or of several tied ones. bucket: the index of its bucket. uses: the number of
+/* The gradient of one parameter, or of several tied parameters. bucket: the index of its bucket. uses: the number of
  * parameters that share the gradient; each of their backwards adds to it. pending: the number of these backwards that
  * have not run yet since te_buckets_begin. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
@@ -87,10 +87,10 @@ typedef struct te__bucket {
  * backward of the model has run since te_buckets_begin. */
 typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
-/* The buckets of some models. The struct must stay at its address, because the models point to it. */
+/* The buckets of some models. The struct must stay at its address, because the models hold pointers to the struct. */
 typedef struct te_buckets {
-    /* the callbacks that backward calls. This must be the first member, because the callbacks cast their te_watch * to
-     * a te_buckets * */
+    /* the callbacks that backward calls. `watch` must be the first member, because the callbacks cast their te_watch *
+     * to a te_buckets * */
     te_watch watch;
     te_buckets_config config;
     te_model *const *models;
@@ -203,7 +203,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce_copies(const te_buckets *b, const 
     for (int i = k->first; i < k->first + k->count; i++) TE_TRY(te__reduce_copies(b->grad[i].param, ctx));
     return TE_OK;
 }
-/* Enqueues the reduction of a bucket, all of whose gradients are final: no backward will add to them any more. */
+/* Enqueues the reduction of a bucket, all of whose gradients are final, which means that no later backward adds to the
+ * gradients. */
 TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_context *ctx) {
     te__grad_range range = {0, 0};
     k->started = 1;
@@ -222,8 +223,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     return status;
 }
 /* The callback te_watch.is_final, which a backward calls when it has written p's gradient. If all backwards that write
- * this gradient have now run, the gradient is final. If it was the last gradient of its bucket to become final, the
- * function enqueues the bucket's reduction. */
+ * this gradient have now run, the gradient is final. If all gradients of the bucket are final now, the function
+ * enqueues the bucket's reduction. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -279,8 +280,8 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
-/* Compares the settings that must be the same on all ranks of the data group; otherwise the ranks' reductions would
- * not match. */
+/* Compares the settings that must be the same on all ranks of the data group, because the ranks' reductions must
+ * match. */
 TE_IF_USED TE_API te_status te__buckets_compare(const te_buckets *b, te_context *ctx) {
     te_setting same[6];
     double elements = 0;

@@ -45,8 +45,8 @@ typedef struct te_comm_config {
      * symbolic link is not followed */
     const char *file;
     /* CUDA, instead of `file`: "host:port", an address of rank 0's host. Rank 0 listens there until all ranks have
-     * connected, and passes them NCCL's unique id. If it is null, rank 0 does not listen. Each rank must prove that it
-     * knows the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the
+     * connected, and passes them NCCL's unique id. If `address` is null, rank 0 does not listen. Each rank must prove
+     * that it knows the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the
      * environment variable TE_COMM_SECRET is used (te/comm/impl/comm_address.h) */
     const char *address, *secret;
     /* the name of this rank's host; null stands for the system's host name. Two ranks count as being on one host if
@@ -62,9 +62,9 @@ typedef struct te_comm_config {
     /* the longest time, in seconds, that a call, such as te_comm_create, waits for other ranks */
     double timeout;
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
-     * through NCCL. With 0 all collectives go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all
-     * of these are processes on one host, and their devices can access each other. The tensor and the data group then
-     * take 4 * peer_bytes bytes of each device each; the world group takes 64 MiB at most. */
+     * through NCCL. With 0 all collectives go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, if
+     * these ranks are processes on one host, and if their devices can access each other. On each device, the tensor
+     * group and the data group then take 4 * peer_bytes bytes each, and the world group at most 64 MiB. */
     int64_t peer_bytes;
     te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes (the rows of all ranks)
@@ -127,9 +127,9 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
     *rank = l ? te__env_number(l->rank) : 0, *size = l ? te__env_number(l->size) : 1;
     if (*rank < 0 || *rank >= *size) *rank = *size = -1;
 }
-/* Returns the number of this process among those on its host, which is also the number of its device if each process
- * has a device of its own: the launcher's variable or, if the launcher has not set this variable, the rank. Returns -1
- * if the variable is not a number. */
+/* Returns the number of this process among the processes on its host; if each process has its own device, this is also
+ * the device's number. The number is the launcher's variable or, if the launcher has not set this variable, the rank.
+ * Returns -1 if the variable is not a number. */
 TE_API int te_comm_local_rank_from_env(void) {
     const te__launcher *l = te__launcher_found();
     const char *const local = l ? getenv(l->local) : 0;
@@ -168,8 +168,8 @@ TE_API void te_comm_destroy(te_comm *comm) {
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Opens one group of a kind, such as the tensor group: the one to which this rank belongs. group_of: returns the number
- * of the group to which a rank belongs. */
+/* Opens the group of one kind (such as the tensor groups) to which this rank belongs. group_of: returns the number of
+ * the group to which a rank belongs. */
 TE_IF_USED TE_API te_status te__comm_open_group(te_group *g, const char *name, te__group_of_fn group_of,
                                                 const te__grid *grid, te_comm *comm, te_context *ctx) {
     const int r = comm->world.rank;
@@ -411,8 +411,8 @@ TE_API void te__setting_pack(float to[4], double value) {
     memcpy(&bits, &value, sizeof bits);
     for (int k = 0; k < 4; k++) to[k] = (float)(bits >> 16 * k & 0xffff);
 }
-/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If
- * a setting differs, all ranks return TE_ERROR_VALUE, with a text that names it. Without this check, ranks with
+/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If a
+ * setting differs, all ranks return TE_ERROR_VALUE, with a text that names the setting. Without this check, ranks with
  * different settings would compute different models, or call different collectives, which MPI and NCCL do not notice.
  * Waits for the other ranks. */
 TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting *setting, int count,

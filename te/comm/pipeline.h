@@ -39,10 +39,9 @@ TE_API te_transfer te_transfer_from(te_tensor y, int from) {
     return t;
 }
 /* Sends x to rank `to` of the group, which must call te_receive with a tensor of as many bytes. On the host te_send may
- * wait for the call of te_receive; on CUDA, work that is enqueued later waits for it. Therefore ranks that send to each
- * other, two of them or several in a circle, must each use one te_group_exchange, which sends and receives at the same
- * time.
- * Errors: those of te_group_exchange. */
+ * wait for the call of te_receive; on CUDA, work that is enqueued later waits for the call of te_receive. Therefore
+ * ranks that send to each other (two ranks, or several ranks in a circle) must each use one te_group_exchange, which
+ * sends and receives at the same time. Errors: those of te_group_exchange. */
 TE_API te_status te_send(const te_group *g, te_tensor x, int to, te_context *ctx) {
     TE_REQUIRE(!te__is_strided(x), ctx, TE_ERROR_SHAPE,
                "te_send: the rows have a stride of %lld, and a message is dense", (long long)x.stride);
@@ -61,8 +60,8 @@ TE_API te_status te_receive(const te_group *g, te_tensor y, int from, te_context
 
 typedef struct te_pipeline {
     int stages, chunks;  /* the model has stages * chunks parts */
-    int micro_batches;   /* number of micro-batches of an optimizer step; with several chunks, a multiple of `stages`
-                          * leaves the fewest gaps */
+    int micro_batches;   /* number of micro-batches of an optimizer step; with several chunks, stages are idle least if
+                          * this number is a multiple of `stages` */
 } te_pipeline;
 
 typedef enum te_pipeline_kind { TE_PIPELINE_idle, TE_PIPELINE_forward, TE_PIPELINE_backward } te_pipeline_kind;
@@ -129,8 +128,9 @@ TE_API te_pipeline_pass te__pipeline_pass_at(te_pipeline p, int stage, int i) {
 typedef struct te_pipeline_slot {
     te_pipeline_pass pass;
     int to;                      /* the stage to which the output of the pass is sent; -1 if the output is not sent */
-    te_pipeline_pass receive[2]; /* the passes whose inputs are received: [0] a forward, [1] a backward; idle if none */
-    int from[2];                 /* the stages that send these inputs; -1 if none */
+    te_pipeline_pass receive[2]; /* the passes whose inputs are received: [0] a forward, [1] a backward; each may be
+                                  * idle */
+    int from[2];                 /* the stages that send these inputs; -1 if the pass is idle */
 } te_pipeline_slot;
 
 /* Returns the pass of the same kind and micro-batch as `of`, a pass of `stage`, on the part of the model that is
@@ -150,8 +150,8 @@ TE_API te_pipeline_pass te__pipeline_consumer(te_pipeline p, int stage, te_pipel
 TE_API te_pipeline_pass te__pipeline_producer(te_pipeline p, int stage, te_pipeline_pass of, int *at) {
     return te__pipeline_neighbour(p, stage, of, of.kind == TE_PIPELINE_forward ? -1 : 1, at);
 }
-/* How far the stages have come: next is the number of each stage's next pass, done how many forwards and backwards each
- * stage has finished. */
+/* The progress of all stages. next: the number of each stage's next pass. done: how many forwards and how many
+ * backwards each stage has finished. */
 typedef struct te__pipeline_progress {
     int next[TE_PIPELINE_MAX_STAGES], done[3][TE_PIPELINE_MAX_STAGES]; /* done: [te_pipeline_kind, stage] */
 } te__pipeline_progress;

@@ -27,8 +27,9 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* The lists of activations, X(kind), and of gated activations, X(kind, f), which apply the activation f to a, the first
- * half of a row. The tests and benchmarks expand both lists, so a new entry is tested and timed automatically. */
+/* TE_ACTIVATIONS lists the activations as X(kind). TE_GATED_ACTIVATIONS lists the gated activations as X(kind, f),
+ * where f is the activation of the row's first half. The tests and benchmarks expand both lists, so a new entry is
+ * tested and timed automatically. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu) X(sigmoid) X(tanh)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -144,8 +145,8 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* dx = dy f'(x) */
 }
-/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x), and stores dy/da in *da and dy/db in
- * *db. NaN propagates. */
+/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x) and clamp limits b to [-limit, limit].
+ * Stores dy/da in *da and dy/db in *db. NaN propagates. */
 TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
     const te_clamped_options *o = (const te_clamped_options *)options;
     const float x = a > o->limit ? o->limit : a, up = b > o->limit ? o->limit : b < -o->limit ? -o->limit : b;
@@ -209,7 +210,7 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 
 typedef struct te_xielu_options { float beta; } te_xielu_options;
 
-/* Returns softplus(a) of a, the op's parameter k. As in PyTorch, the result is a if a > 20. */
+/* Returns the softplus of the op's parameter number k. As in PyTorch, a parameter a > 20 is returned unchanged. */
 TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
     const float a = te_load(s->w[k], 0, dtype);
     return a > 20.0f ? a : log1pf(expf(a));

@@ -37,8 +37,8 @@ typedef struct te_routed_args {
     float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;
-    int weighs;        /* te_routed_gather: 1 if the rows are multiplied by their router weights, option (weigh,
-                        * input) */
+    int weighs;        /* for te_routed_gather: 1 if the kernel multiplies the rows by their router weights, as with the
+                        * option (weigh, input) */
     int accumulate;    /* 1 if the kernel adds to dweight, 0 if it overwrites dweight */
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
@@ -61,8 +61,8 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k,
         te_store8(a->y, token * width + c, sum, n, aligned, f.out);
     }
 }
-/* Forward is y = the sum over the token's experts of w x, so backward computes dx = w dy, and dw = the sum over the
- * columns of dy x. Memory traffic: reads dy and the saved routed rows, writes dx. */
+/* Forward computes y = sum(w x) over the token's experts. Backward therefore computes dx = w dy, and dw = sum(dy x)
+ * over the columns. Memory traffic: reads dy and the saved routed rows, writes dx. */
 TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
                                const te_formats f) {
     int group;

@@ -59,7 +59,7 @@
  * single block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* Return the label that marks rows without a loss: te_batch.ignore_index or, if that is 0, -100. */
+/* Return the label that marks rows without a loss: the given ignore_index, where 0 stands for -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
@@ -163,7 +163,7 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
 /* The options of the op as a te_loss_options, or as te_no_options if the op was declared without label_smoothing and
- * z_loss. A checkpoint stores the options of each op (te/io/weights.h); for te_no_options it stores none. */
+ * z_loss. A checkpoint stores each op's options (te/io/weights.h), and for te_no_options nothing. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -187,7 +187,7 @@ typedef struct te_cross_entropy_args {
     const int32_t *labels; /* [rows] */
     int ignore_index;
     float dloss;
-    int width;             /* number of columns of x; used only if the width is not a constant of the list */
+    int width;             /* number of columns of x; used only if the width is not known at compile time */
     /* used with (ranks, N). first: the first column of this rank's shard; vocabulary: the number of columns of all
      * shards together */
     int first, vocabulary;
@@ -219,7 +219,7 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* The columns of a row that a vector of eight elements covers: n columns from column `from` on. whole is 1 if the
+/* The columns of a row that a vector of eight elements covers: from, from + 1, .. to from + n - 1. whole is 1 if the
  * vector may be loaded and stored as one aligned access of eight elements. */
 typedef struct te_columns { int from, n, whole; } te_columns;
 /* Return which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
@@ -234,9 +234,9 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* max: the largest logit of a row; sum: the sum of exp(x - max) over the logits x of the row. */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
-/* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing
- * (smooth 1) the function also sets *deviation to the sum of x - origin. origin: any number; if it is near the logits,
- * the rounding error of this sum is small. */
+/* Returns, in all lanes, the statistics of one row of logits, the elements row to row + width - 1 of a->x. With label
+ * smoothing (smooth 1) the function also sets *deviation to the sum of x - origin over the logits x. origin may be any
+ * number; the rounding error of the sum is small if origin is near the logits. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -245,8 +245,8 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        /* only vectors that extend beyond the row are masked; this saves two instructions for each logit of all other
-         * vectors */
+        /* only vectors that extend beyond the row are masked; for each logit of all other vectors this saves two
+         * instructions */
         if (at.n < 8)
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
@@ -412,8 +412,8 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
 }
 /* Set *dy to the gradient of the losses, [rows, 1] in f32: the caller's dy or, if batch.loss_count is given, loss_scale
  * / loss_count for every row. If the caller gives neither a dy nor a loss_count, *dy has no data, and the gradient of
- * every row is batch.loss_scale. Call this function after all other memory of the step has been acquired, because it
- * may take scratch memory. */
+ * every row is batch.loss_scale. Acquire all other memory that the op needs before the call, because this function may
+ * take scratch memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -455,8 +455,8 @@ typedef struct te_loss_partial {
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* the arguments of the unsharded loss. This rank's logits are the columns of.first to
-                               * of.first + of.width - 1 of the whole row */
+    te_cross_entropy_args of; /* the arguments as for a loss without the option ranks. This rank's logits are the
+                               * columns of.first to of.first + of.width - 1 of the whole row */
     te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;

@@ -41,7 +41,7 @@ enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
-    /* this compares only the upper 16 bits, because the lower 16 bits on the right side are 0 */
+    /* only the upper 16 bits decide the comparison, because the lower 16 bits of limit << 16 are 0 */
     return (e % 2 ? u : u << 16) < limit << 16;
 }
 /* Load the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier

@@ -9,11 +9,11 @@
  *
  * With (ranks, N) at the router, `experts` is the number of this rank's experts. All widths are multiples of eight. The
  * weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in]. Forward
- * saves x, except if x is the output of the router, which backward gathers again from the router's input. Backward
- * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
- * gradients of an expert without rows are 0. An expert_linear runs in the list's dtype even if the list has an FP8
+ * saves x, but not if x is the router's output: backward then gathers the rows of x again from the router's input.
+ * Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order.
+ * The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype even if the list has an FP8
  * recipe. In a list for inference on the CPU its weight may be quantized to few bits like the weight of a linear, by
- * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need their number of
+ * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need the number of
  * rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
@@ -86,8 +86,8 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
     }
 
 /* The fused pattern of a router followed by an expert_linear: the GEMM of the expert_linear gathers the rows of x
- * itself. On the host and with (weigh, input) this is not possible, and the router's kernel copies the rows to scratch
- * memory. */
+ * itself. On the host and with (weigh, input) the GEMM cannot gather rows; there the router's kernel copies the rows to
+ * scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_CHOOSE(name##_choose, a, dtype, TE__EXCHANGES(a))                                                     \
@@ -98,7 +98,7 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
         return te__router_expert_linear(r, s, &kernels, TE__GROUPED(dtype, FORWARD));                                \
     }
 
-/* The kernels of an expert_linear's backward. gather: the launch of te_routed_gather. */
+/* The kernels of an expert_linear's backward. gather: launches te_routed_gather. */
 typedef struct te_expert_kernels {
     te__grouped_fn dgrad, wgrad;
     te_routed_launch_fn gather;
@@ -114,7 +114,8 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
-/* Runs the GEMMs g, with scratch memory from the workspace. With launches 0 the function only reserves that memory. */
+/* Runs the GEMMs g, with scratch memory from the workspace. With launches 0 the function only reserves the scratch
+ * memory. */
 TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, int launches) {
 #if !TE_CUDA
     te_grouped capacity = *g;
@@ -123,7 +124,8 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
     const te_quantized_ops *quantized = g->kind == TE_GROUPED_FORWARD ? r->plan->quantized : 0;
     const te_gemm largest = te__grouped_gemm(&capacity, 0, 0, capacity.max_rows);
     size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
-    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
+    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both kinds of
+     * weight. */
     if (quantized) bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&largest));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
     g->scratch = (float *)scratch;
@@ -164,7 +166,7 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
 
 /* Copies each token's row of x to the token's routed rows of y, multiplied by their router weights if a->weighs. Memory
  * traffic: reads x, writes y. A warp copies one token to all its routed rows. If each warp copied one routed row
- * instead, every row of x would be read top_k times from DRAM, because between these reads the L2 evicts it. */
+ * instead, every row of x would be read top_k times from DRAM, because the L2 evicts a row between two such reads. */
 TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -183,9 +185,9 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         }
     }
 }
-/* Sets *x to the input of expert_linear i, in the list's dtype. If this input is the output of the router, forward has
- * not saved it, and the function gathers it from the router's input. The gathered rows are stored at `place` or, if
- * that is null, in scratch memory. */
+/* Sets *x to the input of expert_linear i, in the list's dtype. If the input is the router's output, forward has not
+ * saved it. The function then gathers the rows from the router's input and stores them at `place` or, if `place` is
+ * null, in scratch memory. */
 TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {
     const te_op *op = &r->plan->op[i];
     te_routed_args a;
@@ -236,8 +238,9 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
         return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
     }
 
-/* Computes, for each routed row, dw = g x, and stores w g over g, which is at a->dx, and w x in y. If a->dx is null,
- * only y is computed. A warp computes one row. Memory traffic: reads and writes two tensors of the size of x. */
+/* Computes dw = g x for each routed row, where w is the row's router weight. Replaces g, which is in a->dx, by w g, and
+ * stores w x in a->y. If a->dx is null, only w x is computed. A warp computes one row. Memory traffic: reads and writes
+ * two tensors of the size of x. */
 TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);

@@ -13,8 +13,8 @@
  *     (head_linear, k_b, 16, 128, 512, (keep, 64), (transposed, 1)), .., (attention, a, 16, 1, 576, (value_dim, 512),
  *     (values_in_keys, 1)), (head_linear, v_b, 16, 512, 128)
  *
- * The products of all heads are one grouped product (te/gemm/impl/gemm_grouped.h) over rows that are ordered by head;
- * one kernel in front of it and one behind it change the order. Forward saves x.
+ * The GEMMs of all heads run as one grouped GEMM (te/gemm/impl/gemm_grouped.h) over rows that are ordered by head; a
+ * kernel before the GEMM orders the rows by head, and a kernel after it restores their order. Forward saves x.
  */
 #ifndef TE_OPS_HEAD_LINEAR_H
 #define TE_OPS_HEAD_LINEAR_H
@@ -141,7 +141,8 @@ typedef struct te_head_linear_kernels {
     }
 
 /* Describes a grouped GEMM over all heads. `out` and `in` of the te_grouped are the sizes of the weight as it is
- * stored; the kind says whether it is transposed. offset: [heads + 1], where the rows of each head begin. */
+ * stored; the kind says whether the GEMM transposes the weight. offset: [heads + 1], where the rows of each head
+ * begin. */
 TE_API te_grouped te__head_product(const te_run *r, te_grouped_kind kind, te_head_linear_options o, int64_t rows,
                                    const int32_t *offset) {
     te_grouped g = te__grouped_of(kind, o.transposed ? o.in : o.out, o.transposed ? o.out : o.in, o.heads,
@@ -150,7 +151,7 @@ TE_API te_grouped te__head_product(const te_run *r, te_grouped_kind kind, te_hea
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
-/* Takes workspace for a tensor by heads with `width` columns. */
+/* Reserves workspace for a tensor [heads, rows, width]. */
 TE_API te_status te__head_memory(te_run *r, void **memory, te_head_linear_options o, int width) {
     return te__scratch(r, memory,
                        (size_t)(te__capacity_rows(r) * o.heads * width) * te_dtype_bytes(r->plan->dtype));
@@ -159,8 +160,8 @@ TE_API te_status te__head_order(te_run *r, te_head_order_fn launch, te_head_orde
     a->heads = o.heads, a->keep = o.keep;
     return r->dry ? TE_OK : launch(r->ctx, te__grid_of(te_ceil_div(a->rows * o.heads, TE_HEAD_ORDER_GROUPS), 1), a);
 }
-/* Takes workspace, stores the first `width` columns of each head of x there in the layout by heads, and sets *to to its
- * address. */
+/* Copies the first `width` columns of each head of x to workspace, in the layout [heads, rows, width], and sets *to to
+ * the address of the copy. */
 TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch, te_value x, int width,
                                    int32_t *offset, te_head_linear_options o) {
     te_head_order_args a;
@@ -169,8 +170,9 @@ TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch
     a.from = x.data, a.to = *to, a.offset = offset, a.rows = x.rows, a.width = width;
     return te__head_order(r, launch, &a, o);
 }
-/* Stores in each head of y the `width` columns that the GEMM has computed (`from`, a tensor by heads), followed by the
- * columns of that head of `kept` which come after its first kept_width columns. */
+/* Writes y, whose rows consist of one part for each head. The part is the head's `width` columns in `from`, the result
+ * of the GEMM, [heads, rows, width], followed by the last columns of the same head in `kept`, where each head has
+ * kept_width columns before them. */
 TE_API te_status te__head_by_rows(te_value y, te_run *r, te_head_order_fn launch, const void *from, int width,
                                   te_value kept, int kept_width, te_head_linear_options o) {
     te_head_order_args a;
@@ -204,8 +206,8 @@ TE_API te_status te__head_linear_forward(te_run *r, const te_step *s, const te_h
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
 }
-/* For y = x weight^T, backward is dx = dy weight and dweight = dy^T x. With (transposed, 1), y = x weight, it is dx =
- * dy weight^T and dweight = x^T dy. */
+/* For y = x weight^T, backward is dx = dy weight and dweight = dy^T x. With (transposed, 1), forward is y = x weight,
+ * and backward is dx = dy weight^T and dweight = x^T dy. */
 TE_API te_status te__head_linear_backward(te_run *r, const te_step *s, const te_head_linear_kernels *kernels) {
     const int i = s->op[0], needs_dx = te__needs_input_grad(r, i);
     const te_head_linear_options o = *(const te_head_linear_options *)r->plan->op[i].options;

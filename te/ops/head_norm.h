@@ -56,7 +56,7 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim, with which a head has at most 32 chunks, one for each lane of a
+    TE_HEAD_NORM_MAX_DIM = 480, /* the largest head_dim: a head then has at most 32 chunks, one for each lane of a
                                  * warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
@@ -71,10 +71,11 @@ enum {
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
     /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together.
-     * pairs is 0 if no rope is applied or if it is interleaved, so that the two columns of a pair are adjacent */
+     * pairs is 0 if no rope is applied, or if the rope is interleaved, which means that the two columns of a pair are
+     * adjacent */
     int pairs;
-    /* options of the rope that the same kernel applies: its rotary_dim, and whether it is interleaved and scaled.
-     * rotary is 0 if the kernel applies no rope */
+    /* options of the rope that the same kernel applies: its rotary_dim, and whether the rope is interleaved and whether
+     * it is scaled. rotary is 0 if the kernel applies no rope */
     int rotary, interleaved, scaled;
     int zero_centred;                /* 1 if the memory holds w - 1 instead of the weight w (head_norm1p) */
     float eps;
@@ -95,10 +96,10 @@ typedef struct te_head_args {
 
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
 
-/* A chunk holds n[0] columns of a head from column a[0] on, and n[1] columns from column a[1] on. n[0] and n[1] are at
- * most 8; they are smaller where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0]
- * + pairs: such a chunk holds eight columns and the eight columns that a rope rotates together with them. Each other
- * chunk holds 16 adjacent columns. */
+/* A chunk consists of the columns a[0] to a[0] + n[0] - 1 and a[1] to a[1] + n[1] - 1 of a head. n[0] and n[1] are 8,
+ * or less where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0] + pairs: such a
+ * chunk holds eight columns and the eight columns that a rope rotates together with them. Each other chunk holds 16
+ * adjacent columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
@@ -149,7 +150,8 @@ TE_FN void te_head_store(void *p, int64_t at, const te_head_floats *x, te_lanes 
             te_store8(p, at + l.a[j], x->v[c][j], l.n[j], te_head_aligned(k), t);
     }
 }
-/* Loads the weights of the columns that this lane holds, and adds 1 if they are stored zero-centred. */
+/* Loads the weights of the columns that this lane holds, and adds 1 to each if the memory holds weight - 1
+ * (zero-centred). */
 TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_shape k) {
     TE__HEAD_EACH(k, g, c, i) {
         const te_head_chunk l = te_head_chunk_at(k, i);
@@ -249,7 +251,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
 }
 
 /* Compute the backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the
- * gradient of its weight. */
+ * gradient of w. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* s[0]: sum of x^2; s[1]: sum of w dy x */
@@ -280,7 +282,7 @@ TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_he
 }
 
 /* The body of the backward kernel. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums the
- * gradients of q_weight and k_weight over all of them. */
+ * gradients of q_weight and k_weight over all its rows. */
 TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);

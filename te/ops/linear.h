@@ -16,7 +16,7 @@
  *   (shard, columns)   column-parallel: each rank computes its own output columns. The op must come after an all_gather
  *                      or copy_to_group
  *   (shard, rows)      row-parallel: each rank has its own input columns, which a column-parallel GEMM has computed,
- *                      and y is a partial sum over them. A reduce_scatter or all_reduce must follow
+ *                      and y is a partial sum over these columns. A reduce_scatter or all_reduce must follow
  *   (parts, 3)         the output consists of 3 parts side by side (q, k and v; or 2, the halves of a gated
  *                      activation), and each part is split over the ranks separately
  *   (first_part, 4)    the first part is 4 times as wide as each other part: q of grouped-query attention

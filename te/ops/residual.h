@@ -229,7 +229,7 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
     /* The gradient of an extra input is stored in the caller's tensor, if the caller has passed one. The last use in
-     * the list stores its contribution, and the other uses add theirs. */
+     * the list stores its contribution, and the other uses add their contributions. */
     if (fork->flags & TE_IS_INPUT) {
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));

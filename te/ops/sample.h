@@ -60,7 +60,7 @@ typedef struct te__sample_rest {
     uint64_t seed, counter; /* of te_sampling */
 } te__sample_rest;
 
-/* Returns 64 random bits: the target of the draw is this number / 2^64 of the total mass. */
+/* Returns a random 64-bit integer u. The target of the draw is the total mass times u / 2^64. */
 TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     uint32_t random[4];
     te_philox(random, f->seed, 0, TE__SAMPLE_STREAM, f->counter);
@@ -163,7 +163,7 @@ TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sam
     te_block_sync();
     return t->s->token;
 }
-/* Draws a token from the list, which has all tokens that the filters keep, by sorting the list. Returns the token. */
+/* Draws a token by sorting the list, which contains all tokens that the filters keep. Returns the token. */
 TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     uint64_t *list = t->s->list;
     int n = (int)t->s->listed;
@@ -206,8 +206,8 @@ TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, cons
     before = 0;
     const int all = (int)s->kept;
     if (is_kept) {
-        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* of two entries, the one with the lower token is larger, because
-                                                     * its bits are inverted */
+        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* the low half of an entry is the inverted token, so it is larger
+                                                     * for a lower token */
             const uint64_t m = mass[j];
             total += m, before += (uint32_t)list[j] > (uint32_t)entry ? m : 0;
         }
@@ -223,8 +223,8 @@ TE_FN int te__sample_draw_listed(const te__sample_row *r, te__sample_rest f, con
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Returns a bound for the keys key[lane] of the block's lanes: at least `count` lanes have a key that is not below the
- * bound, and few more lanes than `count` do. largest: the largest of the keys. Called by the lanes of one warp. */
+/* Returns a bound for the keys key[lane] of the block's lanes: `count` lanes or slightly more have a key that is not
+ * below the bound. largest: the largest of the keys. Called by the lanes of one warp. */
 TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count, const te_lanes *g) {
     enum { EACH = TE_SAMPLE_THREADS / TE__SAMPLE_WARP };
     const uint32_t enough = (uint32_t)count;
@@ -245,22 +245,22 @@ TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count
     }
     return bound;
 }
-/* Returns the number of lanes of each block to pass to te__sample_bound, so that at least `count` lanes of the row, and
- * therefore at least `count` tokens, reach the bound. Returns 0 if the list would become too long. */
+/* Returns the number of lanes that each block passes to te__sample_bound. With this number, at least `count` lanes of
+ * the row, and therefore at least `count` tokens, reach the bound. Returns 0 if the list would become too long. */
 TE_FN int te__sample_bound_lanes(int count, const te__sample_team *t) {
     const int lanes = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && lanes <= t->g.count / 4 * 3 ? lanes : 0;
 }
-/* Returns the number of segments of each block to pass to te__sample_segment_bound, so that at least `count` tokens of
- * the row reach the bound; 0 if the list would become too long or the row is short. */
+/* Returns the number of segments that each block passes to te__sample_segment_bound. With this number, at least `count`
+ * tokens of the row reach the bound. Returns 0 if the list would become too long or the row is short. */
 TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te__sample_team *t) {
     const int segments = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && segments <= t->g.count * TE__SAMPLE_SEGMENTS / 4 * 3 &&
            te__sample_is_long(r) ? segments : 0;
 }
-/* Returns a bound for the largest keys of the segments of the block's lanes: at least `count` segments reach the bound,
- * and few more than `count` do. Called by all lanes of the block. Each iteration finds two bits of the bound: `tally`
- * holds, in 16 bits each, the numbers of segments that reach three candidates. */
+/* Returns a bound for the largest keys of the segments of the block's lanes: `count` segments or slightly more reach
+ * the bound. Called by all lanes of the block. Each iteration finds two bits of the bound: `tally` holds, in 16 bits
+ * each, the numbers of segments that reach three candidates. */
 TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     uint32_t mine[TE__SAMPLE_SEGMENTS], bound = 0;
     TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++) mine[s] = t->s->high[s * TE_SAMPLE_THREADS + t->g.id];
@@ -280,12 +280,13 @@ TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     }
     return bound;
 }
-/* How many lanes, or else how many segments, of each block have to reach the bound for the row's filters, and how many
- * lanes the bound for te_sampling.top (lanes_top). 0 means that this bound is not computed. */
+/* lanes, segments: how many lanes or, if lanes is 0, how many segments of each block have to reach the bound for the
+ * row's filters. lanes_top: how many lanes of each block have to reach the bound for te_sampling.top. 0 means that no
+ * such bound is computed. */
 typedef struct te__sample_bounds { int lanes, segments, lanes_top; } te__sample_bounds;
-/* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's
- * te__sample_best; plain: this lane's largest plain key. Returns the maxima over the row, and the smallest of the
- * blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
+/* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's largest
+ * key with its token (te__sample_best); plain: this lane's largest plain key. Returns the maxima over the row, and the
+ * smallest of the blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
 TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sample_bounds bounds, int greedy,
                                         const te__sample_team *t) {
     te__sample_part p = {0, 0, 0, 0};
@@ -389,7 +390,7 @@ TE_FN void te__sample_clear_list(const te__sample_team *t) {
     if (!t->g.id) t->s->listed = t->s->overflow = 0;
     te__sample_sync(t);
 }
-/* Computes the o->top likeliest tokens of the model. listed: 1 if the list already contains them. */
+/* Computes the o->top likeliest tokens of the model. listed: 1 if the list already contains these tokens. */
 TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top, uint64_t mass,
                                te__sample_calls calls) {
     const te__sample_row row = p->row;
@@ -423,13 +424,14 @@ TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__s
     if (!t->s->overflow) f->target = te__sample_wish_of(0, target);
     return !t->s->overflow;
 }
-/* Moves the cut of p->row to that of top-k (k: the selection that finds it). With top-p, then lists all tokens that
- * top-p may keep, and returns 1 if they fit into the list. Otherwise moves the cut to that of top-p and returns 0. */
+/* Moves the cut of p->row to the cut of top-k, which selection k finds. Returns 0 if there is no top-p. With top-p,
+ * lists all tokens that top-p may keep, and returns 1 if they fit into the list. If they do not fit, moves the cut of
+ * p->row to the cut of top-p and returns 0. */
 TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sample_selection k,
                                te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
     if (f->top_p >= 1.0f) return 0;
-    /* list all tokens whose first digit is at least that of the cut of top-p */
+    /* list all tokens whose keys have a first digit that is not below the first digit of top-p's cut */
     p->selection = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, f->target), p->selection.end = 1;
     calls.select(p);
     const te__sample_found found = p->found;
@@ -493,9 +495,9 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* The list will have the tokens whose key is at least least_k. These are all tokens that the filters keep, except
-     * that top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
-     * the filters may keep too many tokens. */
+    /* The list will contain the tokens whose key is at least least_k, which are all tokens that the filters keep. Only
+     * top-p may keep more tokens; te__sample_list_suffices checks whether it does. If least_k is 0, no list is made,
+     * because the filters may keep too many tokens. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;

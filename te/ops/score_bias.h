@@ -41,8 +41,9 @@
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
 /* TE__BIAS_VARIANT, below, collects the constants for which an op's kernels are compiled: the kind of bias, bias_dim0,
- * bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, dim0 and dim1 are the numbers of
- * its queries and keys; for a relative bias, the number of buckets and max_distance. */
+ * bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, bias_dim0 is the number of queries
+ * and bias_dim1 the number of keys. For a relative bias, bias_dim0 is the number of buckets and bias_dim1 is
+ * max_distance. */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -60,8 +61,9 @@
                     (bias, TE__BIAS_TABLES(op, heads) * TE__BIAS_QUERIES(op), TE__BIAS_KEYS(op), zero))
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
-/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys before the query; in bidirectional attention there are as
- * many for the keys after it. The macros whose names contain FITS say whether the op's sizes are valid. */
+/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys before the query; bidirectional attention has the same
+ * number of buckets for the keys after the query. The macros whose names contain FITS say whether the op's sizes are
+ * valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -96,8 +98,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": max_logit must be 0 or 1");
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
-/* The kernels that an op needs for its score bias and for the option max_logit. A member is null if the op does not
- * have the option, or if this pass does not need the kernel. */
+/* The kernels that an op needs for its score bias and for the option max_logit. A member is null if the op lacks the
+ * member's option, or if this pass does not need the kernel. */
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;

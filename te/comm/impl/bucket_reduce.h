@@ -46,7 +46,7 @@ enum {
 typedef struct te_dma_add_args {
     /* [count]: on entry this rank's values of the shard that it sums, on return the sum over the ranks */
     void *x;
-    const void *shard[TE_MAX_RANKS]; /* [count] each: the values of this shard that rank r has sent */
+    const void *shard[TE_MAX_RANKS]; /* shard[r] is [count]: the values of this shard that rank r has sent */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
 } te_dma_add_args;
@@ -67,8 +67,8 @@ TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_ad
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
 /* The reduction of one piece of x, the gradients of a bucket. A bucket is cut into pieces that are so small that each
- * of a piece's shards fits into a slot. Each rank has two slots for each other rank, in which it receives that rank's
- * shards and that rank's sums. */
+ * of a piece's shards fits into a slot. Each rank has two slots for each other rank, one for that rank's shards and one
+ * for that rank's sums. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
@@ -76,8 +76,8 @@ typedef struct te__dma_reduce {
     te_dtype dtype;
     int scatter_only;     /* 1 if the operation is a reduce-scatter, which does not send the sums (step 3 at the head of
                            * this file) */
-    /* count: the number of elements in the piece; shard: the number of elements in each of its shards (the last shards
-     * may have fewer) */
+    /* count: the number of elements in the piece; shard: the number of elements in each shard of the piece (the last
+     * shards may have fewer) */
     int64_t count, shard;
     int64_t stride;       /* the distance in x, in elements, between the beginnings of two neighbouring shards */
     int64_t slot;         /* the number of elements that fit into a slot */
@@ -265,7 +265,7 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
 /* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements); the few
  * elements after the last shard, which remain because the size of a shard is rounded down, are summed on all ranks.
  * Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
- * includes gradients of frozen parameters, these are sent as well. */
+ * includes gradients of frozen parameters, these gradients are sent as well. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

@@ -168,8 +168,8 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
 /* Runs the GEMM that the previous step has deferred. Sets *is_summed to 1 if the GEMM has run together with the
- * reduce_scatter, whose result is then in y. Sets it to 0 if the GEMM has run alone; the GEMM's output is then the
- * current value of the pass (te_run.current), and the caller must still run the reduce_scatter. */
+ * reduce_scatter, whose result is then in y. Sets *is_summed to 0 if the GEMM has run alone; the GEMM's output is then
+ * the current value of the pass (te_run.current), and the caller must still run the reduce_scatter. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
@@ -293,8 +293,8 @@ TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_produc
 
 typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                       te_context *ctx);
-/* Returns an error if the context has no communicator. A dry run that only computes sizes (r->batch is null) needs
- * none. */
+/* Returns an error if the context has no communicator. A dry run that only computes sizes (r->batch is null) needs no
+ * communicator. */
 TE_API te_status te__collective_check(te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,

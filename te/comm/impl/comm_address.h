@@ -10,8 +10,7 @@
  *   2. the peer sends a hello: its rank, the number of ranks in its config, the name of its run and a nonce of its own,
  *      with HMAC-SHA-256(K, "peer", rank 0's nonce, hello) as the proof that it knows the secret;
  *   3. when all ranks have connected, or a rank is refused, rank 0 sends a reply: the id or the reason of the refusal,
- *   with
- *      HMAC-SHA-256(K, "rank 0", both nonces, reply). This proves to the peer that the id comes from rank 0.
+ *      with HMAC-SHA-256(K, "rank 0", both nonces, reply). This proves to the peer that the id comes from rank 0.
  * Nonces are new for each connection, so a recorded message cannot be used again. Rank 0 sends nothing that depends on
  * the secret to a peer that has not proved that it knows the secret. The id itself is not encrypted, because NCCL's
  * traffic is not encrypted either.
@@ -117,7 +116,7 @@ TE_API int te__proofs_are_equal(const unsigned char a[TE__SHA256_BYTES], const u
 enum {
     TE__SECRET_MIN_BYTES = 16,       /* shorter secrets can be guessed from a recorded proof */
     TE__ADDRESS_PENDING = 64,        /* the largest number of connections without a proof that rank 0 has at a time */
-    TE__ADDRESS_TEXT = 200           /* the largest size of the reason of a refusal */
+    TE__ADDRESS_TEXT = 200           /* the largest size of the text that says why a rank is refused */
 };
 #define TE__ADDRESS_HELLO_SECONDS 2.0 /* rank 0 closes a connection if no proof has been received within this time */
 

@@ -15,7 +15,7 @@
 #if defined __has_include
 #if !__has_include(<mpi.h>)
 #error "te: -DTE_COMM needs MPI (mpi.h): compile by mpicc (Debian: apt install libopenmpi-dev), or by nvcc for NCCL"
-#include <te_stops_here.h> /* which does not exist; else the compiler would go on */
+#include <te_stops_here.h> /* this file does not exist, so the compiler stops here */
 #endif
 #endif
 #include <mpi.h>

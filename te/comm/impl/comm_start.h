@@ -42,8 +42,8 @@ typedef struct te__comm_start {
     int rank, size;
 } te__comm_start;
 
-/* The content of the file. bytes: the size of the id; end: the same number again, which is missing while the file is
- * not completely written. */
+/* The content of the file. bytes: the size of the id; end: a copy of `bytes`, which is missing while the file is not
+ * completely written. */
 typedef struct te__id_file {
     char magic[16], run[TE_COMM_RUN_NAME];
     uint32_t bytes;
@@ -94,7 +94,7 @@ TE_API void te_comm_run_name(char name[TE_COMM_RUN_NAME]) {
 /* Returns the age of a file in seconds, by this machine's clock. */
 TE_API double te__file_age(const struct stat *info) { return difftime(time(0), info->st_mtime); }
 /* Returns whether the file is too old to belong to this run. File times have whole seconds, so a file's age is
- * uncertain by one. */
+ * uncertain by one second. */
 TE_API int te__id_file_is_old(const struct stat *info, double timeout) { return te__file_age(info) > timeout + 1; }
 
 /* Removes a file that an earlier run of this user has left behind, so that a new file can be made. Any other existing
@@ -203,7 +203,7 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
 /* A rank's reply about its config and its host. accepts is 1 if the rank accepts its config; numbers: the members of
- * its te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
+ * the rank's te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
  * (te__says_host); name: the beginning of the host's name. The struct has no padding. */
 enum { TE__COMM_NUMBERS = 6 };
 typedef struct te__comm_says {
@@ -315,8 +315,7 @@ TE_API int te__grid_group(int *size, int *hosts, te__group_of_fn group_of, const
     }
     return rank;
 }
-/* Returns whether all data groups span several hosts, and have the same number of ranks, at least two, on each of
- * them. */
+/* Returns whether all data groups span several hosts, and have the same number of ranks, at least two, on each host. */
 TE_API int te__grid_has_levels(const te__grid *grid) {
     int m = 0, size, hosts;
     for (int r = 0; r < grid->size; r++) {

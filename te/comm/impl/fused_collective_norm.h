@@ -82,8 +82,8 @@ typedef struct te_fused_collective_source {
     int two_shot, gathers;
 } te_fused_collective_source;
 /* The state of the store function te_fused_row_store. A store function (te_store_fn) gets only a pointer to the bits of
- * the amax, but te_fused_row_store also needs the epoch. It casts the pointer to a pointer to this struct, so `amax`
- * must be the first member. */
+ * the amax, but te_fused_row_store also needs the epoch. te_fused_row_store casts its pointer to a pointer to this
+ * struct, so `amax` must be the first member. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
@@ -159,9 +159,10 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
     }
 }
 /* Send a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
- * reduce_scatter .. all_gather, each other rank gets another row: the row with index `row` among the rows that the
- * receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this row is
- * sent. The epoch is loaded at the same time as x, because it is used only after the loads of x have been issued. */
+ * reduce_scatter .. all_gather, each other rank gets a different row, namely the row with index `row` among the rows
+ * that the receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this
+ * row is sent. The epoch is loaded at the same time as x, because it is used only after the loads of x have been
+ * issued. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -359,15 +360,15 @@ typedef struct te_fused_collective {
                                 * of blocks per multiprocessor */
 } te_fused_collective;
 
-/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor. Together they have at most
- * 1024 threads, so that the compiler may use 64 registers in each thread. */
+/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor. All these blocks together
+ * have at most 1024 threads, so that the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
- * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
- * pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency dominates. gathers: 0
- * for all_reduce, 1 for reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
- * (te/fuse/impl/kernels.h). */
+ * There are such kernels if the pattern has a norm and its widths are compile-time constants. The fused kernels are
+ * variants of the pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency
+ * dominates. gathers: 0 for all_reduce, 1 for reduce_scatter .. all_gather. widths: how the widths are known, as
+ * constants or at run time (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
                  TE__NO_FUSED_COLLECTIVE)                                                                       \
@@ -420,8 +421,8 @@ typedef struct te_fused_collective {
 /* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
  * cannot be used. For reduce_scatter .. all_gather (pitch > 0) the result is all rows, or 0 if the rows of all ranks do
  * not fit into the symmetric memory. For all_reduce (pitch 0) the result is as many rows as fit into the symmetric
- * memory; if these have more bytes than one-shot supports, the number is rounded to a multiple of the number of
- * ranks. */
+ * memory; if these rows have more bytes than one-shot supports, their number is rounded down to a multiple of the
+ * number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;

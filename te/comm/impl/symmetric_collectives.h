@@ -9,7 +9,7 @@
  *                                             crosses the link twice.
  *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
  *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
- *                                             all bit patterns, so none is left that could say that a packet has not
+ *                                             all bit patterns, so no bit pattern is left to say that a packet has not
  *                                             arrived. Therefore half of each packet is flags, as in NCCL's LL
  *                                             protocol.
  *

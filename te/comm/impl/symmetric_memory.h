@@ -124,8 +124,8 @@ TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, i
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
 /* Return whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit
- * mask of the ranks that the thread waits for, of which the lowest is reported as failed. *since: the time when the
- * wait began; it must be 0 at the first call. */
+ * mask of the ranks that the thread waits for; after a timeout the lowest of these ranks is reported as failed. *since:
+ * the time when the wait began; *since must be 0 at the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -158,7 +158,7 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
     return 1;
 }
 /* Return the rank that comes i places after this one, in a ring of all ranks. Each rank sends to the other ranks in
- * this order, so that they do not all send to the same rank at once. */
+ * this order, so that not all ranks send to the same rank at once. */
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
@@ -187,8 +187,8 @@ TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_arg
     return 1;
 }
 
-/* Waits for packet i of rank r, stores it to *v, and empties its slot. count: the number of packets that each rank
- * sends. Returns 0 after a timeout. */
+/* Waits for packet i of rank r, stores the packet to *v, and empties the packet's slot. count: the number of packets
+ * that each rank sends. Returns 0 after a timeout. */
 TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
     char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
     uint64_t since = 0;
@@ -255,9 +255,10 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.timeout = (uint64_t)(0.9e9 * g->comm->timeout);
     return a;
 }
-/* Return the arguments of the exchange in a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes
- * each, and in the GEMM whose epilogue sends packets to the pattern. With two-shot, a rank sends to each other rank
- * only those rows that the receiving rank sums, so te_peer_args.bytes counts only these rows. */
+/* Return the arguments of the exchange in a fused pattern (fused_collective_norm.h) whose tensor has the given number
+ * of rows, of row_bytes bytes each. A GEMM whose epilogue sends packets to the pattern has the same arguments. With
+ * two-shot, a rank sends to each other rank only those rows that the receiving rank sums, so te_peer_args.bytes counts
+ * only these rows. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

@@ -1,6 +1,6 @@
 /* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank allocates its own
- * buffers, and maps those of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges. Either
- * all ranks of a group get symmetric memory or none does. No rank gets symmetric memory if the group spans hosts
+ * buffers, and maps the buffers of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges.
+ * Either all ranks of a group get symmetric memory or none does. No rank gets symmetric memory if the group spans hosts
  * (te_group.hosts), several ranks are in one process, or the devices cannot access each other; NCCL then does all
  * collectives.
  *
@@ -35,7 +35,7 @@ TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *
     return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
 
-/* A collective of NCCL, or the messages of te_group_exchange. */
+/* The kinds of operations that NCCL runs: its collectives, and the messages of te_group_exchange. */
 typedef enum te__nccl_kind {
     TE__NCCL_all_reduce = TE_PEER_all_reduce,
     TE__NCCL_reduce_scatter = TE_PEER_reduce_scatter,
@@ -48,8 +48,8 @@ typedef struct te__nccl_op {
     void *y;
     const void *x;
     int64_t count;                          /* number of elements or, for an exchange, of messages */
-    te_transfer transfers[TE_EXCHANGE_MAX]; /* [count] for an exchange, else unused; a copy of an operation has only
-                                             * its first te__nccl_op_bytes bytes */
+    te_transfer transfers[TE_EXCHANGE_MAX]; /* [count] for an exchange, else unused. A copy of this struct is cut off
+                                             * after te__nccl_op_bytes bytes */
 } te__nccl_op;
 
 TE_API size_t te__nccl_op_bytes(const te__nccl_op *op) {
@@ -183,7 +183,7 @@ TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_co
 /* Data about a rank that the ranks exchange before they map each other's memory. */
 typedef struct te_peer_info {
     /* in the first exchange of these structs: whether the rank has allocated its memory; in the second exchange:
-     * whether it has mapped the memory of all other ranks */
+     * whether the rank has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
     int64_t max_bytes, one_shot_bytes, reduce_bytes; /* copies of the members of the rank's te_peer_memory; they must be
@@ -200,7 +200,7 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
     const te__nccl_op gather =
         te__nccl_op_of(TE__NCCL_all_gather, staging, staging + g->rank, (int64_t)one, ncclInt8);
     /* The last call, cudaMemcpy to the host, would wait for the all-gather without a time limit. Therefore
-     * te__comm_wait_stream waits for it first, with a limit. */
+     * te__comm_wait_stream first waits for the all-gather, with a limit. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
            te__nccl_run(g, &gather, ctx) == TE_OK &&
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
@@ -248,7 +248,8 @@ TE_API void te__peer_memory_free(te_peer_memory *p, int rank) {
     (void)cudaGetLastError();
     free(p);
 }
-/* Allocates this rank's buffer and maps those of all other ranks. Returns whether all ranks have mapped all buffers. */
+/* Allocates this rank's buffer and maps the buffers of all other ranks. Returns whether all ranks have mapped all
+ * buffers. */
 TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_info *staging, const te_group *g,
                                te_context *ctx) {
     te_peer_info *local = &info[g->rank];

@@ -33,8 +33,8 @@ TE_FN uint64_t te__sample_target(te__sample_wish w, uint64_t total) {
     return target < 1 ? 1 : target > total ? total : target;
 }
 /* A selection adds amounts from the largest key down (or from the lowest token up) and finds the key (or token) at
- * which the sum reaches the target `wish`. A selection of a key finds its digits level to end - 1; prefix: the higher
- * digits, which are given. */
+ * which the sum reaches the target `wish`. The selection of a key finds the digits number level to end - 1 of the key;
+ * prefix: the higher digits, which are given. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
@@ -55,13 +55,15 @@ TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sa
     s.of_tokens = 1;
     return s;
 }
-/* The passes that compute the keys of all tokens of a row, after mask and penalties. */
+/* The kinds of passes. Each pass computes the keys of all tokens of a row, after mask and penalties. */
 typedef enum te__sample_kind {
     TE__SAMPLE_LARGEST, /* finds the largest key and the lowest token that has it */
-    TE__SAMPLE_FIRST,   /* LARGEST, and adds the tokens that can be drawn to the histogram of digit 0 of the keys */
-    TE__SAMPLE_KEYS,    /* adds the amounts of the tokens to the histogram of a digit of the keys */
+    TE__SAMPLE_FIRST,   /* like LARGEST; also counts, in a histogram of digit 0 of the keys, the tokens that can be
+                         * drawn */
+    TE__SAMPLE_KEYS,    /* adds the amounts (te__sample_sum) of the tokens to the histogram of a digit of the keys */
     TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram of the chunks of vectors in which they lie */
-    TE__SAMPLE_GATHER   /* appends the tokens that the cut keeps, and whose keys are at least `least`, to the list */
+    TE__SAMPLE_GATHER   /* appends, to the list in shared memory, the tokens that the filters keep and whose keys are at
+                         * least `least` */
 } te__sample_kind;
 /* The parameters and the results of a pass, or of a selection, which consists of several passes. */
 typedef struct te__sample_pass {
@@ -69,19 +71,21 @@ typedef struct te__sample_pass {
     te__sample_team team;
     te__sample_kind kind;
     te__sample_sum sum;      /* KEYS, TOKENS: which amounts are added */
-    te__sample_digit digit;  /* KEYS: only tokens whose higher digits equal digit.prefix are added */
+    te__sample_digit digit;  /* KEYS: only tokens whose keys have the higher digits digit.prefix are added */
     uint32_t least;          /* GATHER */
-    uint64_t best;           /* LARGEST, FIRST: the result, this lane's largest te__sample_best */
+    uint64_t best;           /* LARGEST, FIRST: the result, this lane's largest key and the token that has it
+                              * (te__sample_best) */
     te__sample_selection selection; /* the parameters of te__sample_select, whose results are `found` and `value` */
     te__sample_found found;
     uint32_t value; /* the key or the token that was found */
 } te__sample_pass;
-/* te__sample_run_pass and te__sample_select for a list's width and dtype. On CUDA they are not inlined. */
+/* Pointers to te__sample_run_pass and te__sample_select, compiled for a list's width and dtype. On CUDA these two
+ * functions are not inlined. */
 typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
 
 /* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass for the first
- * digit of the keys, masses below least_mass are added to bin 0, which keeps the total right; the cut lies in one of
- * the larger bins. Memory traffic: reads the logits and, if used, history and masks. */
+ * digit of the keys, masses below least_mass are added to bin 0. The total remains right, and the cut is not in bin 0.
+ * Memory traffic: reads the logits and, if used, history and masks. */
 TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     te__sample_row row = p->row;
     const te__sample_team team = p->team, *const t = &team;
@@ -243,7 +247,7 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     p->value = s.of_tokens ? (uint32_t)te__sample_walk(&row, s.sum, p->found, &p->team) : digits;
 }
 /* Move the cut of r to the key that a selection has found. If only some of the tokens with this key are to be kept,
- * namely the lowest ones, returns their number; otherwise returns 0. */
+ * returns how many; these are the tokens with the lowest indices. Otherwise returns 0. */
 TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
     if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass(r, key);

@@ -38,7 +38,7 @@ enum {
 #define TE__SAMPLE_AHEAD(dtype) (!TE_CUDA ? 1 : (dtype) == TE_f32 ? 2 : 4)
 enum {
     TE__SAMPLE_MAX_AHEAD = TE_CUDA ? 4 : 1,
-    TE__SAMPLE_PREFETCH = 4 /* the first pass prefetches vectors this many loads before it loads them */
+    TE__SAMPLE_PREFETCH = 4 /* number of loads by which the prefetches of the first pass run ahead */
 };
 /* A key is a logit mapped to a 32-bit unsigned integer; larger logits have larger keys. Only tokens whose keys lie
  * between the keys of -infinity and of NaN can be drawn. */
@@ -64,9 +64,9 @@ typedef struct te__sample_found {
 
 /* The result of the first pass over the vectors of one block. The blocks of a row exchange these results. */
 typedef struct te__sample_part {
-    uint64_t best;               /* the largest te__sample_best */
+    uint64_t best;               /* the largest key and the token that has it (te__sample_best) */
     uint32_t raw;                /* the largest key of the plain logits, without mask and penalties */
-    uint32_t bound_k, bound_top; /* te__sample_bound, for top-k and for te_sampling.top */
+    uint32_t bound_k, bound_top; /* the results of te__sample_bound for top-k and for te_sampling.top */
 } te__sample_part;
 
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. While there is no
@@ -111,9 +111,9 @@ TE_FN void te__sample_sync(const te__sample_team *t) {
 #endif
     __syncthreads();
 }
-/* Arrive at a barrier of all blocks of the row. te__sample_wait waits until all blocks have arrived. Only after that is
- * it certain that every block has started and that other blocks may store to its shared memory. If the row has a single
- * block, both functions do nothing. */
+/* Arrive at a barrier of all blocks of the row. te__sample_wait waits until all blocks have arrived. Only after
+ * te__sample_wait is it certain that every block has started, so only then may a block store to the shared memory of
+ * other blocks. If the row has a single block, both functions do nothing. */
 TE_FN void te__sample_arrive(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -158,7 +158,7 @@ TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
 TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
-/* Return the largest number of a vector, or NaN if one of them is NaN. */
+/* Return the largest number of a vector, or NaN if one of the numbers is NaN. */
 TE_FN float te__sample_max(const float x[8]) {
     float max = x[0];
     TE_UNROLL for (int k = 1; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(x[k]));
@@ -203,7 +203,7 @@ TE_FN uint32_t te__sample_key(float x) {
 }
 /* Return whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
-/* Return the key or, if it is smaller, the smallest key that can be drawn. */
+/* Return `key`, but at least the smallest key that can be drawn. */
 TE_FN uint32_t te__sample_drawable(uint32_t key) {
     return key > TE__SAMPLE_KEY_MINUS_INF ? key : TE__SAMPLE_KEY_MINUS_INF + 1;
 }
@@ -217,7 +217,7 @@ TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temper
     const float log_of = (log2f(fminf(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E;
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
 }
-#define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: a float of this size is an integer */
+#define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: adding this number rounds a float to an integer */
 /* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
  * float whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
  * series. */
@@ -231,10 +231,10 @@ TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     return fmaf(p, f, 1.0f);
 }
 /* The sum of at most 128 exponentials: high counts units of 2^-20, low units of 2^-43, both modulo 2^32. Each term also
- * adds an offset to both, which te__sample_without_offsets removes. */
+ * adds an offset to both counters; te__sample_without_offsets removes these offsets. */
 typedef struct te__sample_sums { uint32_t high, low; } te__sample_sums;
-#define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: a float of this size is a multiple of 2^-20 */
-#define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: a multiple of 2^-43 */
+#define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: adding it rounds a float to a multiple of 2^-20 */
+#define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: rounds to a multiple of 2^-43 */
 /* Add 2^(d * scale), -57 <= d * scale <= 0, rounded to a multiple of 2^-43. Adding an offset rounds a float to a
  * multiple of the unit, and the bits of the result, taken as an integer, count the units; all other operations are
  * exact. Most of these instructions run on the FMA pipe, which has twice the throughput of the integer pipe. */
@@ -251,7 +251,7 @@ TE_FN te__sample_sums te__sample_without_offsets(te__sample_sums s, uint32_t ter
     s.low -= terms * te_bits_of_float(TE__SAMPLE_LOW_OFFSET);
     return s;
 }
-/* Return a sum without offsets as a mass: in units of 2^-44. */
+/* Return a sum without offsets as a mass, an integer number of units of 2^-44. */
 TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
     return ((uint64_t)s.high << 24) + (uint64_t)((int64_t)(int32_t)s.low * 2);
 }
@@ -328,7 +328,8 @@ TE_FN void te__sample_penalise(te__sample_row *r) {
     r->penalties.presence = te__sample_param(o->presence_penalty, r->row, 0.0f);
     r->penalised = r->penalties.repetition != 1.0f || r->penalties.frequency != 0.0f || r->penalties.presence != 0.0f;
 }
-/* Return row r without mask and penalties: the logits as the model computed them. top: their largest key. */
+/* Return row r without mask and penalties: the logits as the model computed them. top: the largest key of these
+ * logits. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     r.penalised = 0, r.allowed = 0, r.top = top;
     return r;
@@ -406,7 +407,8 @@ TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r,
 TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
 TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
 
-/* The mass of the token with this key: 2^44 for the largest key of the row, even for +infinity. */
+/* Return the mass of a token with this key. The largest key of the row has the mass 2^44, even if its logit is
+ * +infinity. */
 TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
     te__sample_sums s = {0, 0};
     const float d = key == r->top ? 0.0f : te__sample_logit(key) - te__sample_logit(r->top);
@@ -442,7 +444,8 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
  * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and the
  * lists of unusual rows are computed in separate passes, which share one loop, te__sample_run_pass. */
 
-/* Prefetch the vectors of load number i to the L2: the loads of two passes alone do not hide the latency of DRAM. */
+/* Prefetch the vectors of load number i to the L2, because the loads in flight alone do not hide the latency of
+ * DRAM. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_team *t) {
     const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
     TE_UNROLL for (int j = 0; j < TE__SAMPLE_AHEAD(r->dtype); j++) {
@@ -482,8 +485,8 @@ TE_FN te__sample_largest te__sample_first_pass_of(te__sample_held *h, const te__
     if (r->loads > 1) te__sample_fetch(h, r, 0);
     return largest;
 }
-/* There are two copies of the loop, so that short rows run no code for segments. With that code, a single row of 152064
- * logits would take half a microsecond more than its 15. */
+/* There are two copies of the loop, so that short rows run no code for segments. With the code for segments, a single
+ * row of 152064 logits would take 15.5 instead of 15 microseconds. */
 TE_FN te__sample_largest te__sample_first_pass(te__sample_held *h, const te__sample_row *r, const te__sample_team *t) {
     return te__sample_is_long(r) ? te__sample_first_pass_of(h, r, 1, t) : te__sample_first_pass_of(h, r, 0, t);
 }
