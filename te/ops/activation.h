@@ -87,15 +87,14 @@ typedef struct te_act_options { int code; } te_act_options;
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
 
 /* Returns f(x) and stores f'(x) in *slope. `code` must be a compile-time constant, so that the compiler removes the
- * branches on it. */
+ * branches on `code`. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
         /* Because 0.5 (1 + tanh u) = sigmoid(2 u), gelu is x times a sigmoid. A sigmoid takes one exponential and,
          * unlike 1 + tanh u, has no cancellation if x is negative and large in absolute value. */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        /* x^2, limited to 1e30, because with x^2 = infinity the next line would compute 0 times infinity, which is
-         * NaN */
+        /* x^2, limited to 1e30. With x^2 = infinity, the slope would contain 0 times infinity, which is NaN */
         const float finite = square < 1e30f ? square : 1e30f;
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;

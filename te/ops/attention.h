@@ -372,7 +372,8 @@ TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run
     return h;
 }
 
-/* The kernels that the backward of an attention launches, besides those of the score bias. */
+/* The kernels that the backward of an attention launches. The kernels of the score bias are in a struct of their
+ * own. */
 typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
     te_attention_scratch_fn scratch_bytes; /* returns the bytes of scratch memory that `launch` needs for the given
@@ -401,11 +402,11 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
     return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);
 }
 
-/* ---- FP8 recipes ------------------------------------------------------------------------------------------------- In
- * a list of ops with an FP8 recipe the attention kernels do work that would otherwise take one more pass over a tensor.
- * In inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax
- * of the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
- * amax. */
+/* ---- FP8 recipes -------------------------------------------------------------------------------------------------
+ * In a list of ops with an FP8 recipe the attention kernels do work that would otherwise take one more pass over a
+ * tensor. In inference the kernels store their output in e4m3, as the operand of the next GEMM. In training, forward
+ * computes the amax of the output, and backward computes the amax of dqkv. Each pass computes the amax only if the cast
+ * of that tensor to FP8 needs it. */
 
 /* 1 if attention's kernels are declared with the option fp8_output, with which the kernels can store their output in
  * FP8 or compute the output's amax. In backward this option makes the kernels 2 to 4% slower at some head sizes.
@@ -452,7 +453,7 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
 }
 /* The gradient of the keys and values of a cross_attention. computed: the gradient that this op's kernels write, in the
  * dtype of the op list. previous: the sum of the gradients from the uses of the same fork that are later in the list.
- * target: the sum computed + previous, stored in the caller's tensor or as the gradient of the fork. */
+ * target: computed + previous, which is stored in the caller's tensor or as the gradient of the fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -532,7 +533,7 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
 /* Run the forward of an attention. The kernels read and write tensors in the dtype of the op list, except that their
  * output may be in FP8. fp8_output: the value of the option fp8_output with which the kernels were declared. cached:
  * the function that launches the kernels for a key-value cache; null if the op has no option cache. cp: the kernels for
- * sequences that are split over several ranks; null if the op has none. */
+ * sequences that are split over several ranks; null if the op has no such kernels. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
                                        int fp8_output, te_attention_launch_fn cached, const te_cp_kernels *cp) {

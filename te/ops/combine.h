@@ -1,6 +1,6 @@
-/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each times its weight, added in the order
- * in which router r has chosen the experts. After this op there is again one row for each token (router.h describes
- * routed rows).
+/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each multiplied by its router weight, added
+ * in the order in which router r has chosen the experts. After this op there is again one row for each token (router.h
+ * describes routed rows).
  *
  * Do this:
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, F, E), (gelu, act), (expert_linear, down, F, H, E),
@@ -43,7 +43,7 @@ typedef struct te_routed_args {
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
 
-/* Computes the forward; a warp computes one token. Memory traffic: reads the routed rows, writes y. */
+/* Computes y, the forward of combine. A warp computes one token. Memory traffic: reads the routed rows, writes y. */
 TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);

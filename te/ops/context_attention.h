@@ -68,8 +68,8 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
 #define TE__CP_KERNELS(direction, name, dtype, op) \
     TE_JOIN1(TE__CP_KERNELS_, TE_OPTION(op, context, 0))(direction, name, dtype, op)
 
-/* TE__CP_IF_RING expands to `yes` if the op has (context, ring), and TE__CP_IF_EDGE to `yes` if it also has a window;
- * otherwise both expand to `no`. */
+/* TE__CP_IF_RING expands to `yes` if the op has (context, ring), and TE__CP_IF_EDGE to `yes` if the op also has a
+ * window; otherwise both expand to `no`. */
 #define TE__CP_IF_RING(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__CP_RING_ring ,
 #define TE__CP_IF_EDGE(op, yes, no) TE__CP_IF_RING(op, TE_IF_HAS(op, window_left, yes, no), no)

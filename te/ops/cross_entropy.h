@@ -6,7 +6,7 @@
  * Options; the first two are 0 if not given:
  *   (label_smoothing, e)   the target is 1 - e for the label plus e / vocabulary for each class: loss = log sum exp -
  *                          (1 - e) x[label] - e mean(x). Szegedy et al. 2016; as in PyTorch
- *   (z_loss, z)            loss + z (log sum exp)^2. Chowdhery et al. 2022 (PaLM), with z = 1e-4
+ *   (z_loss, z)            adds z (log sum exp)^2 to the loss. Chowdhery et al. 2022 (PaLM), with z = 1e-4
  *   (ranks, N)             vocabulary-parallel: each rank of a tensor group of N has vocabulary / N of the columns
  *
  * Do this:
@@ -19,9 +19,9 @@
  * the logits once and writes dx = dloss (softmax - target) or, with z_loss, dx = dloss (softmax (1 + 2 z log sum exp) -
  * target). dloss, the gradient of the row's loss, is dy[row] or te_batch.loss_scale or, for the mean over the rows that
  * are not ignored (te_mean_loss), loss_scale / loss_count. A row whose label is ignore_index (0 stands for -100) has
- * loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
- * te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the logits is in
- * memory at a time.
+ * loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA the row's loss and gradient
+ * are NaN. te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the
+ * logits is in memory at a time.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -163,7 +163,7 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
 /* The options of the op as a te_loss_options, or as te_no_options if the op was declared without label_smoothing and
- * z_loss. A checkpoint stores each op's options (te/io/weights.h), and for te_no_options nothing. */
+ * z_loss. A checkpoint stores each op's options (te/io/weights.h). For te_no_options it stores nothing. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -245,8 +245,8 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        /* only vectors that extend beyond the row are masked; for each logit of all other vectors this saves two
-         * instructions */
+        /* only vectors that extend beyond the row are masked, which saves two instructions per logit in all other
+         * vectors */
         if (at.n < 8)
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
         TE_UNROLL for (int i = 0; i < 8; i++) new_max = v[i] > new_max ? v[i] : new_max;
@@ -339,8 +339,8 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Compute the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary,
- * from column a->first on. */
+/* Compute the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary
+ * and begins at column a->first. */
 TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
                                        te_dtype dtype, const te_loss_options o) {
     int group;
@@ -362,8 +362,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Set the members of *a that come from the batch, such as the sizes and the labels, and check their values. The dry run
- * that determines the memory sizes has no batch, so that run checks nothing. */
+/* Set the members of *a that come from the batch, such as the sizes and the labels, and check their values. A dry run,
+ * which only determines the memory sizes, has no batch and checks nothing. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -449,7 +449,8 @@ typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* the logit of the row's label; 0 if the label's column is on another rank */
     /* for label smoothing. deviation: the sum of x - origin over the logits x of this rank's columns; origin: the first
-     * of these logits, or 0 if it is not finite. Subtracting origin keeps the rounding error of the sum small */
+     * of these logits, or 0 if the first one is not finite. Subtracting origin keeps the rounding error of the sum
+     * small */
     float deviation, origin;
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };

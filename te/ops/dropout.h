@@ -34,8 +34,8 @@
  * 65536; factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* the largest row width at which kernels load the random state only once; in wider rows te_load_rng loads it again for
- * every eight elements */
+/* the largest row width at which kernels load the random state only once; in wider rows te_load_rng loads the state
+ * again for every eight elements */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
@@ -59,8 +59,8 @@ TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
     return *rng;
 #endif
 }
-/* Apply dropout to eight elements: set each to 0 or multiply it by the factor. In an unaligned row the eight elements
- * may belong to two Philox calls with successive counters. */
+/* Apply dropout to eight elements: set each to 0 or multiply it by the factor. If the row does not begin at a multiple
+ * of eight elements, the eight elements belong to two Philox calls with successive counters. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at) + s->first;
     const te_rng rng = te_load_rng(s->rng, at.width);

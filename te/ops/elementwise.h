@@ -75,7 +75,7 @@ typedef struct te_stage {
      * the op `mul`, w[0] is the fork's value, by which forward has multiplied */
     const void *w[TE_MAX_PARAMS];
     /* for add and mul in forward: the fork's value. For add, mul and fork in backward: the sum of the gradients from
-     * those uses of the fork that backward has already processed; null if it has processed none */
+     * those uses of the fork that backward has already processed; null if there is no such use */
     const void *edge;
     const void *saved;            /* for backward: the op's input, which forward has saved, [rows, width of the
                                    * input] */
@@ -94,7 +94,7 @@ typedef struct te_stage {
 } te_stage;
 
 /* Load eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If the
- * eight elements have been prefetched, they are taken from registers, else from memory. */
+ * eight elements have been prefetched, the function takes them from registers, else from memory. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);

@@ -13,7 +13,7 @@
  *
  * dweight[token] = sum of dy over the rows with that token. The rows are sorted by token, and the rows of each token
  * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
- * over the rows at that position, of which each sequence has at most one.
+ * over the rows at that position. Each sequence has at most one such row.
  *
  * Option (padding_idx, k): row k of the weight gets no gradient, so the embedding of that token does not change (in
  * PyTorch this row also begins as zeros). A tied_linear of the same weight still adds its gradient.

@@ -12,7 +12,7 @@
  * saves x, but not if x is the router's output: backward then gathers the rows of x again from the router's input.
  * Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order.
  * The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype even if the list has an FP8
- * recipe. In a list for inference on the CPU its weight may be quantized to few bits like the weight of a linear, by
+ * recipe. In a list for inference on the CPU the weight may be quantized to few bits like the weight of a linear, by
  * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need the number of
  * rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
  */
@@ -210,7 +210,7 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     TE_TRY(te__convert_value(&dy, r, w.dtype));
     if (needs_dx) TE_TRY(te__gradient(&dx, r, s, i));
     if (needs_dx) TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
-    /* until dx is computed, its memory holds the gathered x */
+    /* until dx is computed, the memory of dx holds the gathered x */
     TE_TRY(te__expert_input(&x, r, i, made.data, kernels->gather));
     w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
     TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
@@ -238,9 +238,9 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
         return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
     }
 
-/* Computes dw = g x for each routed row, where w is the row's router weight. Replaces g, which is in a->dx, by w g, and
- * stores w x in a->y. If a->dx is null, only w x is computed. A warp computes one row. Memory traffic: reads and writes
- * two tensors of the size of x. */
+/* For each routed row x with router weight w and g = dy weight: computes dw = g x, replaces g, which is in a->dx, by w
+ * g, and stores w x in a->y. If a->dx is null, only w x is computed. A warp computes one row. Memory traffic: reads and
+ * writes two tensors of the size of x. */
 TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);

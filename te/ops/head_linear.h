@@ -57,8 +57,8 @@ typedef struct te_head_linear_options { int heads, in, out, keep, transposed; } 
  * [heads, rows, width]. */
 typedef struct te_head_order_args {
     const void *from;
-    const void *kept; /* for te_head_order_by_rows: a tensor by rows with kept_width + keep columns for each head, whose
-                       * last `keep` columns are copied to `to` */
+    const void *kept; /* for te_head_order_by_rows: [rows, heads * (kept_width + keep)]; the last `keep` columns of each
+                       * head are copied to `to` */
     void *to;
     int32_t *offset;  /* output of te_head_order_by_heads, [heads + 1]: where the rows of each head begin; null if not
                        * wanted */
@@ -79,8 +79,8 @@ TE_FN void te__head_copy(void *to, int64_t at, const void *from, int64_t first, 
         te_store8(to, at + c, v, 8, 1, dtype);
     }
 }
-/* Copies the first `width` columns of each head of a tensor by rows to a tensor by heads. A warp copies one head of one
- * row. Memory traffic: reads and writes the copied columns once. */
+/* Copies the first `width` columns of each head from a->from, [rows, heads * (width + keep)], to a->to, [heads, rows,
+ * width]. A warp copies one head of one row. Memory traffic: reads and writes the copied columns once. */
 TE_FN void te_head_order_by_heads(const te_head_order_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_HEAD_ORDER_LANES, &group);
@@ -91,8 +91,8 @@ TE_FN void te_head_order_by_heads(const te_head_order_args *a, te_block b, te_dt
     const int64_t row = at / a->heads, head = at % a->heads;
     te__head_copy(a->to, (head * a->rows + row) * a->width, a->from, at * (a->width + a->keep), a->width, dtype, g);
 }
-/* Copies a tensor by heads to the first `width` columns of each head of a tensor by rows, and fills the last `keep`
- * columns of each head from a->kept. */
+/* Copies a->from, [heads, rows, width], to the first `width` columns of each head of a->to, [rows, heads * (width +
+ * keep)]. The last `keep` columns of each head are copied from a->kept. */
 TE_FN void te_head_order_by_rows(const te_head_order_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_HEAD_ORDER_LANES, &group);
@@ -170,9 +170,8 @@ TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch
     a.from = x.data, a.to = *to, a.offset = offset, a.rows = x.rows, a.width = width;
     return te__head_order(r, launch, &a, o);
 }
-/* Writes y, whose rows consist of one part for each head. The part is the head's `width` columns in `from`, the result
- * of the GEMM, [heads, rows, width], followed by the last columns of the same head in `kept`, where each head has
- * kept_width columns before them. */
+/* Writes y. For each row and head, y receives the head's `width` columns of `from`, [heads, rows, width], the result of
+ * the GEMM, and after them the columns of the same head of `kept` that follow its first kept_width columns. */
 TE_API te_status te__head_by_rows(te_value y, te_run *r, te_head_order_fn launch, const void *from, int width,
                                   te_value kept, int kept_width, te_head_linear_options o) {
     te_head_order_args a;

@@ -79,8 +79,8 @@ typedef struct te_head_shape {
     int rotary, interleaved, scaled;
     int zero_centred;                /* 1 if the memory holds w - 1 instead of the weight w (head_norm1p) */
     float eps;
-    /* number formats. x: format of this pass's input (in backward dy); y: of the pass's output (in backward dx); w: of
-     * the weights; saved: of the x that forward saved */
+    /* number formats. x: the format of this pass's input (in backward dy); y: the format of this pass's output (in
+     * backward dx); w: the format of the weights; saved: the format of the x that forward saved */
     te_dtype x, y, w, saved;
 } te_head_shape;
 

@@ -11,7 +11,7 @@
  *     (input, c, H, (rows, sequences)), (fork, x), (load, c), (silu, act), (linear, ada, H, 6 * H), (fork, mod),
  *     (load, x), (layernorm_no_affine, n1, H), (modulate, m1, mod), .., (gate, g1, mod, (first, 2 * H)), (add, x)
  *
- * Each op is a kernel by itself; none is fused with another op. docs/models.md has more examples.
+ * Each of these ops runs as a kernel of its own and is not fused with other ops. docs/models.md has more examples.
  */
 #ifndef TE_OPS_JOIN_H
 #define TE_OPS_JOIN_H

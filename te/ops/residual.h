@@ -5,7 +5,7 @@
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
  *                        Options: (dtype, f32), the input's format; (rows, memory): the input has te_batch.memory_seq
  *                        rows for each sequence, and is for use by (load, x) or a (cross_attention, ..); (rows,
- *                        sequences): it has one row for each sequence, for (load, x) and the ops of join.h
+ *                        sequences): the input has one row for each sequence, for (load, x) and join.h
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
  *   (load, x)            y = the value of x, with which the list continues. A (fork, ..) must stand directly in front
  *                        of the load, because the value in front of the load would otherwise be lost

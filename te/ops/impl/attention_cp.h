@@ -30,9 +30,9 @@
 enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: number of vectors of eight elements
                                                                    * that one block computes */
 
-/* Computes y = x[0] + x[1] + .. or, with `accumulate`, y = y + x[0] + .., added in f32 in this order. With a single x
- * this is a copy. Because x and y may have different distances between rows, the copy can take some columns out of a
- * wider matrix. */
+/* Computes y = x[0] + x[1] + .. or, with `accumulate`, y = y + x[0] + .., added in f32 in this order. With a single x,
+ * the kernel copies x to y. The rows of x and of y may have different distances, so the kernel can copy some columns of
+ * a wider matrix. */
 typedef struct te_cp_sum_args {
     void *y;
     const void *x[TE_CP_MAX_RANKS];

@@ -35,8 +35,8 @@ typedef struct te_routing {
     int first, count; /* this rank has the experts first to first + count - 1, and computes only the rows of these
                        * experts */
     int capacity;     /* only the first `capacity` rows of an expert are computed; the others are dropped */
-    int is_part;      /* 1 if this rank may not compute all rows, because of first and count or because of the
-                       * capacity */
+    int is_part;      /* 1 if there may be rows that this rank does not compute, because of first and count or because
+                       * of the capacity */
     int weighs_input; /* 1 if the weights multiply the inputs of the experts, 0 if they multiply the outputs */
 } te_routing;
 /* A number of floats per routed row that is enough for all arrays of a te_routing if there are at least TE_ROW_PAD
@@ -100,7 +100,8 @@ enum {
     TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
     TE_ROUTER_MAX_WARPS = TE_CUDA ? 32 : 1, /* the largest number of warps of a block of te_router_choose */
     TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
-    TE_ROUTER_CHUNK = 64, /* number of tokens of a block of te_router_choose, one for each bit of a 64-bit word */
+    TE_ROUTER_CHUNK = 64, /* number of tokens that a block of te_router_choose processes, one for each bit of a 64-bit
+                           * word */
     TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* the largest number of experts of a lane */
     TE_ROUTER_MAX_SORTED = TE_CUDA ? 16 : 0, /* a lane with at most this many experts sorts them before the choice */
     TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* number of blocks of te_router_gather that copy the rows of one chunk */
@@ -385,8 +386,9 @@ TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
                   te_router_count_chosen_body(te_args, te_at))
-/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane computes one expert, and
- * each warp of a block some of the chunks. Memory traffic: reads the counts twice, writes them once. */
+/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. Each lane of a warp works on one
+ * expert, and each warp of a block works on some of the chunks. Memory traffic: reads the counts twice, writes them
+ * once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
     TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
     int warp;
@@ -411,7 +413,7 @@ TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
 TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
                   te_router_scan_body(te_args, te_at))
 /* Computes the indices of each token's routed rows and, if `copies`, copies the token's row of x to these rows. Memory
- * traffic: reads x, writes the routed rows and 8 bytes for each of them. */
+ * traffic: reads x, writes the routed rows and 8 bytes for each routed row. */
 TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
                             const te_formats f, const int copies) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];

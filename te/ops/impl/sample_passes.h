@@ -32,9 +32,9 @@ TE_FN uint64_t te__sample_target(te__sample_wish w, uint64_t total) {
     const uint64_t target = te_mul_high(w.fraction, total) + w.amount;
     return target < 1 ? 1 : target > total ? total : target;
 }
-/* A selection adds amounts from the largest key down (or from the lowest token up) and finds the key (or token) at
- * which the sum reaches the target `wish`. The selection of a key finds the digits number level to end - 1 of the key;
- * prefix: the higher digits, which are given. */
+/* A selection adds amounts (te__sample_sum) from the largest key down (or from the lowest token up) and finds the key
+ * (or token) at which the sum reaches the target `wish`. The selection of a key finds the digits number level to end -
+ * 1 of the key; prefix: the higher digits, which are given. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
@@ -61,7 +61,7 @@ typedef enum te__sample_kind {
     TE__SAMPLE_FIRST,   /* like LARGEST; also counts, in a histogram of digit 0 of the keys, the tokens that can be
                          * drawn */
     TE__SAMPLE_KEYS,    /* adds the amounts (te__sample_sum) of the tokens to the histogram of a digit of the keys */
-    TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram of the chunks of vectors in which they lie */
+    TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram that has a bin for each chunk of vectors */
     TE__SAMPLE_GATHER   /* appends, to the list in shared memory, the tokens that the filters keep and whose keys are at
                          * least `least` */
 } te__sample_kind;
@@ -151,8 +151,8 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     left_out = te_warp_sum_u64(left_out);
     if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* Append those tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
- * these tokens fit into the list. */
+/* Append to the list those tokens that the filters keep (te__sample_is_kept) and whose keys are at least `least`.
+ * Returns 1 if all these tokens fit into the list. */
 TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
     p->kind = TE__SAMPLE_GATHER, p->least = least;
     run(p);
@@ -233,8 +233,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     row.width = width, row.dtype = dtype;
     const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
     p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
-    /* For 16-bit logits without penalties, the last ten bits of a key are determined by its sign, so the last digit
-     * needs no pass. */
+    /* For 16-bit logits without penalties, the last ten bits of a key are determined by the logit's sign, so the last
+     * digit needs no pass. */
     const int from_16_bits = te_dtype_bytes(dtype) == 2 && !row.penalised;
     const int end = s.end == 3 && !s.of_tokens && from_16_bits ? 2 : s.end;
     TE_UNROLL_1 for (int level = s.level; level < end; level++) {
@@ -246,8 +246,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     if (end < s.end) digits = digits << 10 | (digits >> 21 ? 0u : 0x3ffu);
     p->value = s.of_tokens ? (uint32_t)te__sample_walk(&row, s.sum, p->found, &p->team) : digits;
 }
-/* Move the cut of r to the key that a selection has found. If only some of the tokens with this key are to be kept,
- * returns how many; these are the tokens with the lowest indices. Otherwise returns 0. */
+/* Move the cut of row r (cut_key, cut_token) to the key that a selection has found. If only some of the tokens with
+ * this key are to be kept, returns how many; these are the tokens with the lowest indices. Otherwise returns 0. */
 TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
     if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass(r, key);

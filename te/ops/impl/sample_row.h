@@ -74,7 +74,8 @@ typedef struct te__sample_part {
  * segment of each lane, [segment, lane] (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
-    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: a te__sample_best of each token; only in a row's first block */
+    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: the key and the index of each token (te__sample_best); only in a row's
+                                     * first block */
     uint32_t lane_key[2][TE_SAMPLE_THREADS]; /* the largest key of each lane: [0] after mask and penalties, [1] of the
                                               * plain logits */
     te__sample_part part[TE__SAMPLE_MAX_BLOCKS]; /* [block] */
@@ -270,8 +271,8 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
     return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
 }
 
-/* One row of logits and its cut, which says which tokens the filters keep: all tokens whose key is above cut_key, and
- * of the tokens whose key equals cut_key those up to cut_token. */
+/* One row of logits and its cut, which says which tokens the filters keep: all tokens whose key is above cut_key, and,
+ * of the tokens whose key equals cut_key, those up to cut_token. */
 typedef struct te__sample_row {
     const te__sample_args *a;
     int64_t at;              /* offset of the row's first element in x */
@@ -441,8 +442,8 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
 /* ---- the passes over plain logits -------------------------------------------------------------------------------- */
 
 /* The kernel's code barely fits the instruction cache, so code that few rows need is not inlined in the loops that all
- * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and the
- * lists of unusual rows are computed in separate passes, which share one loop, te__sample_run_pass. */
+ * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and,
+ * for unusual rows, the list are computed in separate passes, which share one loop, te__sample_run_pass. */
 
 /* Prefetch the vectors of load number i to the L2, because the loads in flight alone do not hide the latency of
  * DRAM. */
@@ -504,8 +505,8 @@ TE_FN int te__sample_token_of(const te__sample_row *r, int v, uint32_t key) {
 TE_FN void te__sample_overflow(const te__sample_team *t) {
     TE_UNROLL_1 for (int k = 0; k < t->blocks; k++) te__sample_peer(t, k)->overflow = 1;
 }
-/* Append those tokens of vector v that the cut of r keeps and whose keys are at least `least` to the list in the first
- * block. If the list is full, the tokens are dropped, and `overflow` is set in all blocks. */
+/* Append, to the list in the row's first block, those tokens of vector v that the filters keep (te__sample_is_kept) and
+ * whose keys are at least `least`. If the list is full, the tokens are dropped, and `overflow` is set in all blocks. */
 TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, const te__sample_team *t) {
     te__sample_shared *first = te__sample_peer(t, 0);
     uint32_t key[8], place;
@@ -568,12 +569,13 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
     return sum;
 }
 
-/* Returns whether te__sample_plain_chunks computes the sum for r: the filters keep all tokens that can be drawn. */
+/* Returns whether row r is plain: it has no mask and no penalties, and the filters keep all tokens that can be drawn.
+ * te__sample_plain_chunks computes the sums of plain rows. */
 TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
     return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
            r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;
 }
-/* For rows that are plain: adds the masses to a histogram of the chunks of vectors in which the tokens
+/* For plain rows (te__sample_is_plain): adds the masses to a histogram of the chunks of vectors in which the tokens
  * lie, as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
 TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_team *t) {
     te__sample_held held, *const h = &held;

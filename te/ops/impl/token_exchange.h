@@ -11,11 +11,12 @@
  * instead of N - 1 rows in an all-gather.
  *
  *   host                MPI messages: the rows for a rank are packed, in the order of the tokens.
- *   CUDA, mapped memory (te_comm_config.overlap_bytes) A kernel stores the rows in the memory of the other ranks,
- *                       between two barriers: the handshake says that the memory is free, te__token_arrival that all
- *                       rows have arrived. The host reads no count.
- *   CUDA, otherwise All-gather replaces the dispatch, and reduce-scatter the return: these collectives send a row of
- *   each token to each rank. With messages of NCCL the host would have to read the number of rows.
+ *   CUDA, mapped memory (te_comm_config.overlap_bytes): a kernel stores the rows in the memory of the other ranks,
+ *                       between two barriers. The first barrier, the handshake, says that the memory is free; the
+ *                       second, te__token_arrival, says that all rows have arrived. The host reads no count.
+ *   CUDA, otherwise     All-gather replaces the dispatch, and reduce-scatter the return. These collectives send a row
+ *                       of each token to each rank. Messages of NCCL are not used, because the host would have to read
+ *                       the number of rows.
  */
 #ifndef TE_OPS_TOKEN_EXCHANGE_H
 #define TE_OPS_TOKEN_EXCHANGE_H
@@ -138,9 +139,9 @@ TE_API void te__token_send_args_of(te_token_send_args *a, const te_token_exchang
 }
 
 #if TE_HAS_COMM_OVERLAP
-/* Tells all other ranks that this rank has stored its rows, and waits until all other ranks have stored their rows.
- * te_token_send has finished before, because it is an earlier kernel of the same stream. This kernel has a single
- * block, so that waiting occupies only one multiprocessor. */
+/* Tells all other ranks that this rank has stored its rows, and waits until all other ranks have stored their rows. The
+ * kernel te_token_send has already finished, because it precedes this kernel in the same stream. This kernel has a
+ * single block, so that waiting occupies only one multiprocessor. */
 TE_FN void te__token_arrival_body(const te__handshake_args *a) {
     const int id = (int)threadIdx.x;
     uint32_t *own = a->flags[a->rank];
