@@ -14,15 +14,15 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
- * Between te_buckets_begin and te_buckets_finish only these backwards may access the gradients: an optimizer step,
- * te_reduce_gradients and a second backward of a model return an error. A captured step (te_graph) must contain both
- * calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is first summed over the
- * tensor group, on the context's stream.
+ * Between te_buckets_begin and te_buckets_finish only the backwards of the last micro-batch may access the gradients:
+ * an optimizer step, te_reduce_gradients and a second backward of a model return an error. A captured step (te_graph)
+ * must contain both calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is
+ * first summed over the tensor group, on the context's stream.
  *
- * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
- * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines add in the
- * order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host nothing
- * overlaps: backward waits for each reduction. */
+ * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas the two sums
+ * may differ in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines
+ * add in the order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host
+ * nothing overlaps: backward waits for each reduction. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
 
@@ -64,9 +64,9 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* The gradient of one parameter, or of several tied parameters. bucket: the index of its bucket. uses: the number of
- * parameters that share the gradient; each of their backwards adds to it. pending: the number of these backwards that
- * have not run yet since te_buckets_begin. */
+/* The gradient of one parameter, or of several tied parameters. bucket: the index of the gradient's bucket. uses: the
+ * number of parameters that share the gradient; the backward of each of these parameters adds to the gradient. pending:
+ * the number of these backwards that have not run yet since te_buckets_begin. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. In memory these gradients lie in the
  * reverse order. from: the address of the first element in memory; elements: the number of elements, with the padding
@@ -124,8 +124,8 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* Return the entry in te_buckets.grad for the gradient that p's backward writes, which for a tied parameter is the
- * gradient of the parameter it is tied to. Null if the gradient is in no bucket. */
+/* Return the entry in te_buckets.grad for the gradient that p's backward writes. If p is tied to another parameter,
+ * this is the gradient of that other parameter. Null if the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     if (!te_is_trained(p)) return 0;
@@ -137,7 +137,7 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     return 0;
 }
 /* Adds p's gradient to the last bucket, or begins a new bucket with it. With config.shards > 1, each model has one
- * bucket. With config.shards 1, a new bucket begins if the last one would exceed config.bytes, or if the gradient is
+ * bucket. With config.shards 1, a new bucket begins if the last bucket would exceed config.bytes, or if the gradient is
  * not adjacent to the last bucket in memory. */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
@@ -155,9 +155,9 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     k->count++, k->from = p->grad, k->elements += elements;
 }
 /* Counts the uses of each gradient, and marks the exposed buckets, whose reduction cannot run at the same time as a
- * GEMM of backward. Backward runs from the last op of the last model to the first op of the first model, so its last
- * GEMM belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before it, the
- * bucket becomes final only after this GEMM. */
+ * GEMM of backward. Backward runs from the last op of the last model to the first op of the first model, so backward's
+ * last GEMM belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before it,
+ * the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
     /* the number of GEMMs in the ops before op k of model i, in the order of forward */
     int gemms = 0;

@@ -32,9 +32,9 @@ typedef struct te_comm_config {
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` *
                        * `pipeline` */
-    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v. It is 1,
-                       * or `tensor` / kv heads if a model has fewer kv heads than `tensor`, and equals the option
-                       * (copies, ..) of a linear (docs/ranks.md) */
+    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v. The
+                       * number is 1 or, if a model has fewer kv heads than `tensor`, `tensor` / kv heads. It must equal
+                       * the option (copies, ..) of the model's linears (docs/ranks.md) */
     int context;      /* the number of ranks in a context group, over which each sequence is split
                        * (te/context_parallel.h); 1 if sequences are not split */
     int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h), or 1 if each rank runs whole models.
@@ -191,7 +191,7 @@ TE_IF_USED TE_API te_status te__comm_open_stages(te_comm *comm, const te__grid *
     return te__comm_open_group(e, "embedding", te__embedding_group_of, grid, comm, ctx);
 }
 /* Opens the two groups of te__group_reduce_levels, comm->in_host and comm->across_hosts, if all data groups span hosts
- * with several ranks on each. hierarchical: config.hierarchical. */
+ * and have several ranks on each host. hierarchical: config.hierarchical. */
 TE_IF_USED TE_API te_status te__comm_open_levels(te_comm *comm, const te__grid *grid, int hierarchical,
                                                  te_context *ctx) {
     te__comm_group(&comm->in_host, comm, "data (on one host)", 0, 1);
@@ -381,7 +381,7 @@ TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, 
     return TE_ALL_REDUCE_transport;
 }
 #else
-/* Without -DTE_COMM, a call of one of these functions is a compile error, which says that the option is needed. */
+/* Without -DTE_COMM, a call of one of the functions below is a compile error, which says that the option is needed. */
 #if defined __has_attribute
 #if __has_attribute(unavailable)
 #define TE__NEEDS_COMM_OPTION \

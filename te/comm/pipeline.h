@@ -15,8 +15,9 @@
  *         TE_TRY(te_group_exchange(te_pipeline_group(&ctx), messages, n, &ctx));
  *     }
  *
- * All stages go through the same slots, and each message is sent and received in the same slot. Therefore calls that
- * wait for each other always meet: a send needs no buffer, and no order of the calls can be a deadlock.
+ * All stages go through the same slots, and each message is sent and received in the same slot. Therefore two calls
+ * that wait for each other are always in the same slot: a send needs no buffer, and no order of the calls can be a
+ * deadlock.
  */
 #ifndef TE_PIPELINE_H
 #define TE_PIPELINE_H

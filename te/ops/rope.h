@@ -460,10 +460,10 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
             te_store(a->y, at, v, k.y);
         }
 }
-/* Rotates rows first to first + rows - 1, eight columns at a time. A lane works on units of eight columns. Unless pairs
- * are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs, `distance`
- * columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit are loaded before
- * the first row is rotated, so that the loads are in flight together. */
+/* Rotates rows first to first + rows - 1, eight columns at a time. A lane works on units. A unit has eight columns. If
+ * these columns are rotated and pairs are not interleaved, the unit also has the eight columns that form pairs with
+ * them, `distance` columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit
+ * are loaded before the first row is rotated, so that the loads are in flight together. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
     /* distance from a column to the other column of its pair; 0 if one vector of eight columns holds both */

@@ -1,6 +1,6 @@
 /* router.h -- mixture of experts (Shazeer et al. 2017): each token is sent to the top_k experts that a router chooses.
  *
- *   (router, r, hidden, experts, (top_k, 2), ..)   y = the rows of x, each once for each of its token's experts
+ *   (router, r, hidden, experts, (top_k, 2), ..)   y = each row of x, once for each expert of its token
  *   (combine, r)                                   y[token] = the sum of the token's rows times the router's weights
  *                                                  (combine.h)
  *
@@ -61,7 +61,7 @@
  * So whether a token keeps an expert depends only on earlier tokens, and an expert need not sort its rows: it computes
  * the first ones. The losses and te_router_counts count all choices, including those of dropped rows.
  *
- * The two losses are not part of the loss that forward returns; backward only adds their gradients. Each of them is
+ * The two losses are not part of the loss that forward returns; backward only adds their gradients. Each of the two is
  * treated as if it were added to the loss of every row, and the gradient of a row's loss is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
 #define TE_SHAPES_router(op) (2)
@@ -81,8 +81,8 @@
 #define TE_LAYOUT_FITS_router(op, in)                                                            \
     ((int)(in) == (TE_HAS_OPTION(op, ranks) && !TE__EXCHANGES(op) ? (int)TE_LAYOUT_partial_grad \
                                                                   : (int)TE_LAYOUT_replicated))
-/* A router that exchanges rows does not save its input. It saves all rows that it has received, which include this
- * rank's rows (te__saved_input_bytes). */
+/* A router that exchanges rows does not save its input. Instead it saves all rows that it has received, which include
+ * this rank's rows (te__saved_input_bytes). */
 #define TE_FLAGS_router(op) (TE__EXCHANGES(op) ? 0 : (int)TE_SAVES_INPUT)
 #define TE_STATS_router(op)                                                                                        \
     TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)(TE_ARG2(op, 0)) / (TE__EXCHANGES(op) ? TE_RANKS_OPTION(op) : 1), \
@@ -375,7 +375,7 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
     if (exchanges) te__restrict_to_rank(&own, r);
     own.y = dlogits.data;
     if (o.weighs_input && !r->dry) TE_TRY(kernels->weigh(r->ctx, grid, &a));
-    if (exchanges && !r->dry) /* on each rank, the gradients of the weights of other ranks' experts are 0 */
+    if (exchanges && !r->dry) /* each rank has only the gradients of its own experts' weights, and 0 for all others */
         TE_TRY(te_group_reduce_scatter(r->tensor, own.dweight, a.dweight, own.tokens * o.top_k, TE_f32, r->ctx));
     if (!r->dry) TE_TRY(kernels->first(r->ctx, te__grid_of(te_ceil_div(own.tokens, TE_ROUTER_WARPS), 1), &own));
     if (kernels->bias) {

@@ -10,17 +10,18 @@
  *
  * The filters of a row apply in this order: the mask of allowed tokens, repetition, frequency and presence penalty,
  * temperature, top-k, top-p, min-p; then a token is drawn. Nothing is approximated. Each cut (the least likely token
- * that a filter keeps) is found in a list of the likeliest tokens or, if they are many, by radix selection on the bits
- * of the logits: by counts for top-k, by probability mass for top-p. Masses are unnormalised probabilities as integers
- * (2^44 for the largest logit), so sums do not depend on the order, and the token is the same on the host and on
- * CUDA, with any number of blocks and in any batch. docs/inference.md describes the parameters and the exactness.
+ * that a filter keeps) is found in a list of the likeliest tokens or, if too many tokens are likely, by radix selection
+ * on the bits of the logits: by counts for top-k, by probability mass for top-p. Masses are unnormalised probabilities
+ * as integers (2^44 for the largest logit), so sums do not depend on the order, and the token is the same on the host
+ * and on CUDA, with any number of blocks and in any batch. docs/inference.md describes the parameters and the
+ * exactness.
  *
  * A first pass over the logits finds the largest one, and a bound that at least k tokens reach (512 with top-p alone).
  * A second pass sums exp for y, and lists the tokens that reach the bound. The filters and the draw use this list. With
  * top-p alone a third pass checks that the list suffices. If the list does not suffice or would have more than
- * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. So
- * does a draw without filters. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits
- * once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
+ * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. A
+ * draw without filters takes one more pass, too. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic:
+ * reads the logits once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
@@ -206,8 +207,8 @@ TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, cons
     before = 0;
     const int all = (int)s->kept;
     if (is_kept) {
-        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* the low half of an entry is the inverted token, so it is larger
-                                                     * for a lower token */
+        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* the low half of an entry is the inverted token, so a lower token
+                                                     * has a larger low half */
             const uint64_t m = mass[j];
             total += m, before += (uint32_t)list[j] > (uint32_t)entry ? m : 0;
         }
@@ -583,8 +584,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* Returns the number of blocks for each row, a power of two. It is at most TE__SAMPLE_MAX_BLOCKS, and small enough that
- * all blocks run at once and each has enough vectors. The results do not depend on this number. */
+/* Returns the number of blocks for each row, a power of two. The number is at most TE__SAMPLE_MAX_BLOCKS, and so small
+ * that all blocks run at once and that each block has enough vectors. The results do not depend on this number. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};

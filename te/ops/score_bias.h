@@ -17,7 +17,7 @@
  * block: te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx).
  *
  * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to a tensor [1, heads] in
- * f32, if the caller has passed one in te_batch.edges under the op's name.
+ * f32, if the caller has passed such a tensor in te_batch.edges under the op's name.
  *
  * On CUDA only the kernels for f32 and for sm_80 support these options, so these kernels run on sm_90 as well: with a
  * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use wgmma.

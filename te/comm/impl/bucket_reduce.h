@@ -44,7 +44,7 @@ enum {
 };
 
 typedef struct te_dma_add_args {
-    /* [count]: on entry this rank's values of the shard that it sums, on return the sum over the ranks */
+    /* [count]: on entry this rank's values of the shard that this rank sums, on return the sum over the ranks */
     void *x;
     const void *shard[TE_MAX_RANKS]; /* shard[r] is [count]: the values of this shard that rank r has sent */
     int64_t count;               /* a multiple of 8 */
@@ -168,8 +168,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces row r of x [ranks, count] by its sum over all ranks, where r is this rank's number in g, and leaves the
- * other rows as they are. */
+/* Replaces row r of x, [ranks, count], by the sum of row r over all ranks, where r is this rank's number in g. All
+ * other rows of x stay as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);

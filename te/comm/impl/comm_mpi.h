@@ -131,8 +131,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    /* 1 if y is this rank's part of x. MPI needs two distinct buffers, so the result is then received in a temporary
-     * buffer and copied to y */
+    /* 1 if y is this rank's part of x. MPI needs two distinct buffers, so in this case the result is received in a
+     * temporary buffer and copied to y */
     const int in_place = y == (const char *)x + (size_t)g->rank * bytes;
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));

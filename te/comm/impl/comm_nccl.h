@@ -27,7 +27,8 @@ typedef ncclComm_t te__comm_native;
 
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
 
-/* The arguments of an enqueued operation. A recorded pass stores only their first te__nccl_args_bytes bytes. */
+/* The arguments of an enqueued operation. A recorded pass stores only the first te__nccl_args_bytes bytes of these
+ * arguments. */
 typedef struct te__nccl_args { const te_group *group; te__nccl_op op; } te__nccl_args;
 
 TE_API size_t te__nccl_args_bytes(const te__nccl_args *a) {
@@ -162,8 +163,8 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     free(part);
     return TE_OK;
 }
-/* Passes the id of rank 0 to all ranks, by the address or by the file. Sets *has_file to 1 if this rank has made the
- * file, and therefore must remove it. */
+/* Passes the id of rank 0 to all ranks, through config.address or config.file. Sets *has_file to 1 if this rank has
+ * made the file and therefore must remove the file. */
 TE_API te_status te__nccl_pass_id(ncclUniqueId *id, int *has_file, const te_group *w, const te__comm_start *start,
                                   te_context *ctx) {
     if (!w->rank) TE_TRY(te__nccl_status(w, ncclGetUniqueId(id), "ncclGetUniqueId", ctx));

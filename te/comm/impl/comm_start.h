@@ -11,7 +11,7 @@
  * followed, and ranks do not use a file that belongs to another user or that others may write to.
  *
  * If rank 0 is killed before all ranks have read the file, the file is left behind. A later run recognises such a file
- * by its age: a running rank 0 removes its file after its timeout at the latest, so an older file must come from a run
+ * by its age: rank 0 removes the file at the latest when rank 0's timeout ends, so an older file must come from a run
  * that was killed. For this the clocks of all hosts and of the file's server must agree to within the timeout. A later
  * run also recognises the file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the
  * other ranks wait until rank 0 has made another file.
@@ -66,9 +66,9 @@ TE_API double te__seconds(void) {
 }
 TE_API void te__sleep_1ms(void) { (void)poll(0, 0, 1); }
 
-/* Stores a name that is the same on all ranks of a run, on all hosts, and differs between runs; it can be part of a
- * file's name. It consists of environment variables of the launcher; if the launcher has set none of them, the name is
- * "". */
+/* Stores the name of the run, which is the same on all ranks and hosts, differs between runs, and can be part of a
+ * file's name. The name consists of values of the launcher's environment variables. It is "" if the launcher has set
+ * none of these variables. */
 TE_API void te_comm_run_name(char name[TE_COMM_RUN_NAME]) {
     static const char *const variables[][3] = {{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"},
                                                {"PMIX_NAMESPACE", 0, 0},
@@ -115,7 +115,7 @@ TE_API te_status te__id_file_replace(const char *file, double timeout, te_contex
     return TE_OK;
 }
 /* Makes the file, with the id of `bytes` bytes. Returns an error if the file exists and is not the old file of an
- * earlier run, or if it cannot be made. */
+ * earlier run, or if the file cannot be made. */
 TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     TE_REQUIRE(bytes <= sizeof f.id, ctx, TE_ERROR_OVERFLOW, "te_comm_create: a unique id of %zu bytes", bytes);

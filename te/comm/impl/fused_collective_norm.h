@@ -125,7 +125,7 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     te_packet_escape(w);
 }
 /* Return the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in FP8)
- * of its row `row`. */
+ * of rank `from`'s row `row`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -487,8 +487,9 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
 /* Runs the pattern as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If
- * the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: kernels whose epilogue also sends
- * the GEMM's partial sums to the other ranks (collective_step.h), used if one of them supports this GEMM; or null. */
+ * the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: null, or kernels whose epilogue
+ * also sends the GEMM's partial sums to the other ranks (collective_step.h). If one of these kernels supports the GEMM,
+ * the function uses it. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {

@@ -38,10 +38,10 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. It sends its
- * packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The arguments
- * `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is compiled, or
- * TE_PEER_MAX_RANKS if it is compiled for any number. aligned: 1 if the kernel is only launched where
+/* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. The thread
+ * sends its packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The
+ * arguments `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is
+ * compiled, or TE_PEER_MAX_RANKS if it is compiled for any number. aligned: 1 if the kernel is only launched where
  * te_peer_args.aligned is 1. */
 
 /* Loads packet i of the tensor a->x into *x, and sends it to all other ranks. packets: the number of packets of the

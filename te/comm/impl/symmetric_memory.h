@@ -26,8 +26,8 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor, 1 GiB, up to which an int can count the
-                                              * packets of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* 1 GiB, the largest size of a tensor. Up to this size an int can count
+                                              * the packets of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
@@ -123,9 +123,9 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Return whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit
- * mask of the ranks that the thread waits for; after a timeout the lowest of these ranks is reported as failed. *since:
- * the time when the wait began; *since must be 0 at the first call. */
+/* Return whether a wait must end because this thread or another thread of this rank has reached the timeout. missing:
+ * bit mask of the ranks that the thread waits for; after a timeout the lowest of these ranks is reported as failed.
+ * *since: the time when the wait began; *since must be 0 at the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;

@@ -335,9 +335,9 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word
- * to the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the others
- * wrote to its memory. All ranks must call this function. */
+/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word to
+ * the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the other
+ * ranks wrote to its memory. All ranks must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -392,8 +392,9 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* The body of te_comm_allocate: *p becomes a block of device memory that all ranks of the tensor group map. If they
- * cannot map it, or the table of such blocks is full, *p is device memory that only this rank can access. */
+/* The body of te_comm_allocate: *p becomes a block of device memory that all ranks of the tensor group map. If the
+ * ranks cannot map the block, or if the table of such blocks is full, *p is device memory that only this rank can
+ * access. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     te_peer_info *staging = 0;
