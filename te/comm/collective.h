@@ -12,7 +12,7 @@
  * collectives. With a communicator of one rank the four ops copy or do nothing, so the same model can be trained on one
  * rank or many.
  *
- * Each of these ops runs by itself (impl/collective_step.h), unless it belongs to a fused pattern. Such a pattern
+ * Each of these ops runs by itself (impl/collective_step.h), unless the op belongs to a fused pattern. Such a pattern
  * begins with all_reduce, or begins with reduce_scatter and ends with all_gather (impl/fused_collective_norm.h). On
  * CUDA an all_gather may be deferred to the step of the linear that follows, and the GEMM of a linear may be deferred
  * to the step of the reduce_scatter or the pattern that follows; the collective and the GEMM then overlap.

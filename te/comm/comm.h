@@ -15,8 +15,9 @@
  * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
  * seconds. On the host every collective waits for other ranks, so every collective can return this error. On CUDA
  * collectives are only enqueued, and te_comm_synchronize, which waits for them, returns the error. There is one
- * exception: the first collective of each kind and size connects the ranks, so it may wait for other ranks and return
- * the error itself. After TE_ERROR_COMM the communicator cannot be used: the process should save its state and exit.
+ * exception: the first collective of each kind and size connects the ranks, so this collective may wait for other ranks
+ * and return the error itself. After TE_ERROR_COMM the communicator cannot be used: the process should save its state
+ * and exit.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H
@@ -86,7 +87,7 @@ TE_API te_comm_config te_comm_defaults(void) {
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
- * `rank`, `size` and `also` are set. If rank and size suffice to recognise a launcher, `also` repeats one of them.
+ * `rank`, `size` and `also` are set. If rank and size suffice to recognise a launcher, `also` repeats `rank` or `size`.
  * local: the variable with the number of the process among the processes on its host. */
 typedef struct te__launcher { const char *name, *rank, *size, *also, *local; } te__launcher;
 
@@ -148,10 +149,10 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0, g->in_host = g->across_hosts = 0, g->hosts = 1;
 }
-/* Waits for the enqueued work, drops all recorded passes (they may contain collectives), and frees the groups. If the
- * communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
- * CUDA device does not become idle within the timeout after the abort, the groups and their memory stay allocated until
- * the process ends. */
+/* Waits for the enqueued work, drops all recorded passes, because recorded passes may contain collectives, and frees
+ * the groups. If the communicator has failed, the enqueued work is aborted instead, and the results of this work are
+ * undefined. If the CUDA device does not become idle within the timeout after the abort, the groups and their memory
+ * stay allocated until the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
     if (!comm->failed) (void)te_synchronize(comm->ctx);
@@ -226,9 +227,9 @@ TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__
     return TE_OK;
 }
 /* Compares the configs of all ranks; every rank that has opened the world group calls this function. status: whether
- * this rank accepts its config. If a rank does not accept its config, or if the numbers in its config differ from those
- * of rank 0, all ranks return an error. Without this check, ranks would wait for each other in collectives that some of
- * them do not call. If there is no error, sets the hosts of all ranks. */
+ * this rank accepts its config. If a rank does not accept its config, or if the numbers in its config differ from the
+ * numbers in rank 0's config, all ranks return an error. Without this check, ranks would wait for each other in
+ * collectives that some of them do not call. If there is no error, sets the hosts of all ranks. */
 TE_IF_USED TE_API te_status te__comm_agree(te_comm *comm, const te_comm_config *config, te_status status,
                                            te_context *ctx) {
     te_group *w = &comm->world;
@@ -439,7 +440,7 @@ TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting
             if (memcmp(all + (size_t)r * mine + 4 * i, all + 4 * i, 4 * sizeof(float)))
                 status = te_fail(ctx, TE_ERROR_VALUE, "%.60s is not the same on rank 0 and rank %d of the %s group",
                                  setting[i].name, r, g->name);
-    /* after TE_ERROR_COMM the failed collective may still write to this memory, so it is not freed */
+    /* after TE_ERROR_COMM this memory is not freed, because the failed collective may still write to this memory */
     if (there && status != TE_ERROR_COMM) te_release(ctx, there);
     free(all);
     return status;

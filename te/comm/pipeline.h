@@ -98,8 +98,8 @@ TE_API int te__pipeline_warmup(te_pipeline p, int stage) {
     return (int)te_min(forwards, te__pipeline_forwards(p) - 1);
 }
 /* Returns forward or backward number k of each stage. The micro-batches form groups of `stages` micro-batches. The
- * forwards of a group are those of chunk 0 for all its micro-batches, then those of chunk 1, and so on; the next group
- * follows. Backwards have the same order, but with the chunks in reverse. */
+ * forwards of a group run chunk 0 for all micro-batches of the group, then chunk 1 for all of them, and so on; the next
+ * group follows. Backwards have the same order, but with the chunks in reverse. */
 TE_API te_pipeline_pass te__pipeline_pass_of(te_pipeline p, te_pipeline_kind kind, int k) {
     te_pipeline_pass pass;
     const int group = k / (p.stages * p.chunks), chunk = k / p.stages % p.chunks;
@@ -123,9 +123,9 @@ TE_API te_pipeline_pass te__pipeline_pass_at(te_pipeline p, int stage, int i) {
 
 /* ---- the slots of the schedule ----------------------------------------------------------------------------------- */
 
-/* What a stage does in one slot. The stage runs a pass or is idle. Then it sends the output of the pass: the output of
- * a forward goes to the next stage, the gradient that a backward has computed to the previous stage. It also receives
- * inputs of its own later passes. */
+/* What a stage does in one slot. The stage runs a pass or is idle. Then the stage sends the output of the pass: the
+ * output of a forward goes to the next stage, the gradient that a backward has computed to the previous stage. The
+ * stage also receives the inputs of its own later passes. */
 typedef struct te_pipeline_slot {
     te_pipeline_pass pass;
     int to;                      /* the stage to which the output of the pass is sent; -1 if the output is not sent */

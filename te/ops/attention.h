@@ -331,8 +331,8 @@ typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
  * all sequences of the batch (for the layout of lse and delta see te__cp_stats_layout). first, rest, edge: each
  * launches a kernel for one block of keys. The kernel `first` applies the op's mask. The kernel `rest` has no mask:
  * every query sees all keys of the block. The kernel `edge` is for as many keys as queries: query i sees the block's
- * keys i, i + 1, .. to the last. rest and edge are null if the op does not need them. scratch_bytes: returns the bytes
- * of scratch memory that each of the three launches needs in backward. */
+ * keys i, i + 1, .. to the last. rest and edge are null if the op does not need these kernels. scratch_bytes: returns
+ * the bytes of scratch memory that each of the three launches needs in backward. */
 typedef struct te_cp_kernels {
     te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
     te_attention_launch_fn first, rest, edge;
@@ -415,8 +415,8 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Return whether the kernel of an attention stores its output in FP8. The kernel does so in inference if the only
- * consumer of the output is the next GEMM. */
+/* Return whether the kernel of an attention stores its output in FP8. An attention's output is stored in FP8 only in
+ * inference, if the only consumer of the output is the next GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
@@ -592,7 +592,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* 1 if the op has parameters (sinks, bias). Their gradients are computed from
                                         * lse and from delta, the sum of dy * y for each row and head */
-    /* the kernels must run even if the caller wants no dx, because they also compute the gradients of the op's
+    /* the kernels must run even if the caller wants no dx, because these kernels also compute the gradients of the op's
      * parameters and of a bias op in front of the attention */
     if ((s->count > 1 || learns) && te__last_step(r, s)) {
         te_value own;

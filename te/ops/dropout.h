@@ -4,10 +4,10 @@
  * Do this:
  *     (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1)
  *
- * Nothing is saved: Philox generates the mask from (seed, draw, op, element), so backward can recompute it. The mask is
- * the same on every target and for any number of ranks (te/comm), because `element` is the element's index in the whole
- * tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay of a captured
- * graph draws a fresh mask. Inference plans leave the op out.
+ * Nothing is saved: Philox generates the mask from (seed, draw, op, element), so backward can recompute the mask. The
+ * mask is the same on every target and for any number of ranks (te/comm), because `element` is the element's index in
+ * the whole tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay of
+ * a captured graph draws a fresh mask. Inference plans leave the op out.
  *
  * Measurements: docs/notes/ops.md.
  */

@@ -17,10 +17,10 @@
  *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
  * v holds eight neighbouring elements of a row in registers: in forward x on entry and y on return, in backward dy on
- * entry and dx on return. Elements from index at.n on lie outside the row: results for them are never stored, but
- * computing them must not trap. `options` points to the op's te_<family>_options, whose members are constants. `sum` is
- * for ops with the flag TE_SUMS: add to `sum` the contribution of these eight elements to the gradient of the op's
- * first parameter.
+ * entry and dx on return. Elements from index at.n on lie outside the row: results for these elements are never stored,
+ * but computing such results must not trap. `options` points to the op's te_<family>_options, whose members are
+ * constants. `sum` is for ops with the flag TE_SUMS: add to `sum` the contribution of these eight elements to the
+ * gradient of the op's first parameter.
  */
 #ifndef TE_OPS_ELEMENTWISE_H
 #define TE_OPS_ELEMENTWISE_H

@@ -15,13 +15,13 @@
  * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
  * over the rows at that position. Each sequence has at most one such row.
  *
- * Option (padding_idx, k): row k of the weight gets no gradient, so the embedding of that token does not change (in
+ * Option (padding_idx, k): row k of the weight gets no gradient, so the embedding of token k does not change (in
  * PyTorch this row also begins as zeros). A tied_linear of the same weight still adds its gradient.
  *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): with V the vocabulary, rank r of a tensor
  * group of N has rows r V / N to (r + 1) V / N - 1 of the weight. For each token, the rank whose table has the token's
  * row writes this row to y, and all other ranks write zeros. So y is a partial sum, which a reduce_scatter or
- * all_reduce must follow; the result is bitwise identical to that of the unsharded table.
+ * all_reduce must follow; the result is bitwise identical to the result with an unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
@@ -83,8 +83,8 @@ typedef struct te_embedding_args {
     const int32_t *past;
     int accumulate;  /* 1 if backward adds the sums to dweight, 0 if the sums overwrite dweight */
     int width;       /* number of columns of the table; used only if the width is not known at compile time */
-    /* the index of this rank's first row within the whole batch. It is 0 unless the rows are split over the ranks,
-     * option (rows, shard) */
+    /* the index of this rank's first row within the whole batch. The index is 0 unless the option (rows, shard) splits
+     * the rows over the ranks */
     int64_t first;
     /* used with (ranks, N): this rank's table begins at row vocab_start of the whole table, which has `vocabulary`
      * rows */

@@ -191,7 +191,7 @@ TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, t
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* One unit of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
- * head: the head's index among those of q, k and v; at: the offset, in elements, of the head within the tensor. */
+ * head: the head's index among the heads of q, k and v; at: the offset, in elements, of the head within the tensor. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
     const int all = k.heads + 2 * k.kv_heads;

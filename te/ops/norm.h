@@ -23,7 +23,7 @@
 
 #include "elementwise.h" /* te_stage, te_place */
 
-/* The list of norms, X(kind, number of parameters) for each. The tests and benchmarks expand it. */
+/* The list of norms, X(kind, number of parameters) for each. The tests and benchmarks expand this list. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1) \
     X(layernorm_no_bias, 1) X(layernorm_no_affine, 0) X(rmsnorm_no_affine, 0)
 

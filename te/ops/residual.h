@@ -214,8 +214,8 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* Set `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from
- * that of `to`. */
+/* Set `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from the
+ * format of `to`. */
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);

@@ -343,7 +343,7 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, it falls within 0.001 pairs */
+        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, s falls within 0.001 pairs */
         const double width = high == low ? 0.001 : high - low;
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
@@ -368,7 +368,7 @@ typedef struct te_rope_args {
      * cache */
     const int32_t *past;
     const float *frequencies; /* with (scaling, given) the caller's frequencies, [sections, rotary_dim / 2] */
-    int sections;             /* number of positions of each row; if it is above 1, `positions` is [sections, rows] */
+    int sections;             /* number of positions of each row; if above 1, `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -383,7 +383,7 @@ typedef struct te_rope_shape {
 } te_rope_shape;
 
 /* Constants of a table of cosines and sines. pairs: the number of cosines (and of sines) that the table has for each
- * row; it may exceed rotary_dim / 2, because a row of the table may have padding. */
+ * row; this number may exceed rotary_dim / 2, because a row of the table may have padding. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
     te_rope_table t;

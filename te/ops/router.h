@@ -144,7 +144,7 @@
 #define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
 /* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have,
- * the compiler reports this name as an undeclared identifier, so it is worded as an error message. */
+ * the compiler reports this name as an undeclared identifier, so the name is worded as an error message. */
 #define TE__ROUTER_INDEX(model, r) TE_JOIN4(te_error_combine_, r, of, model, has_no_router_before_it)
 #define TE__ROUTER_TEXT(model, op) "te: " TE_STRING(model) ": " TE_CALLED(op)
 #define TE_CHECK_router(model, op)                                                                                   \

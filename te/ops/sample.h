@@ -49,8 +49,8 @@
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-/* The list of the likeliest tokens is short. Only the first block of a row draws a token from it; the other blocks of
- * the row have nothing left to do. */
+/* The list of the likeliest tokens is short. Only the first block of a row draws a token from the list; the other
+ * blocks of the row have nothing left to do. */
 
 /* The parameters of the filters and the draw, which work on the list. target: for top-p, the target that the sum of the
  * masses of the kept tokens has to reach. */
@@ -69,8 +69,8 @@ TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
 }
 #if TE_CUDA
 /* Sorts the n entries of the list in descending order, by a counting sort: a histogram of 2048 bins of equal width
- * yields the place of each bin's entries, and each entry is compared with the others of its bin. If too many entries
- * have about the same value, the function returns 0 and leaves the list as it is. */
+ * yields the place of each bin's entries, and each entry is compared with the other entries of its bin. If too many
+ * entries have about the same value, the function returns 0 and leaves the list as it is. */
 TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *g) {
     enum { EACH = TE__SAMPLE_LIST / TE_SAMPLE_THREADS, BINS_EACH = TE__SAMPLE_BINS / TE_SAMPLE_THREADS, MAX_BIN = 128 };
     uint64_t entry[EACH], largest = 0, inverse = 0, all;
@@ -122,7 +122,7 @@ TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *
 #endif
 /* Sorts the first n entries of the list in descending order; later entries may be overwritten. If a counting sort is
  * not possible, the function uses a bitonic sort (Batcher 1968). In steps that compare entries less than 64 apart, each
- * warp works on 64 entries of its own, so it need not wait for other warps. */
+ * warp works on 64 entries of its own, so a warp need not wait for other warps. */
 TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
     uint64_t *a = s->list;
     int size = 2;
@@ -343,7 +343,7 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
 /* Store the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
- * can be drawn, the list contains all of these tokens, and possibly others. */
+ * can be drawn, the list contains all these tokens, and possibly other tokens. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     const int64_t at = (int64_t)r->row * o->top;
@@ -497,8 +497,8 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     int token = usable ? te__sample_best_token(top.best) : -1;
 
     /* The list will contain the tokens whose key is at least least_k, which are all tokens that the filters keep. Only
-     * top-p may keep more tokens; te__sample_list_suffices checks whether it does. If least_k is 0, no list is made,
-     * because the filters may keep too many tokens. */
+     * top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because the
+     * filters may keep too many tokens. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;

@@ -51,7 +51,8 @@
 #define TE__BIAS_DIM1(op) TE__IF_RELATIVE(op, (TE_OPTION(op, max_distance, 128)), TE__BIAS_KEYS(op))
 #define TE__BIAS_VARIANT(op) TE__BIAS_KIND(op), TE__BIAS_DIM0(op), TE__BIAS_DIM1(op), TE__MAX_LOGIT(op)
 
-/* The list of an attention's parameters: sinks and the score bias, in this order, each only if the op has it. */
+/* The list of an attention's parameters: sinks and the score bias, in this order. An op lists only the parameters that
+ * it has. */
 #define TE__ATTENTION_PARAMS(op, heads)                                                                        \
     TE__IF_SINKS(op, TE__IF_SCORE_BIAS(op, ((sinks, 1, heads, zero), TE__BIAS_PARAM(op, heads)),               \
                                        ((sinks, 1, heads, zero))),                                             \
@@ -154,8 +155,8 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
 /* Computes the gradient of the bias. Called after the attention's backward, which has written a->delta. The gradient of
  * a table of biases is stored directly in the parameter's gradient. The gradient of a relative bias is computed as
  * partial sums, which this function adds up right away. These sums are not deferred to the launch that adds up the
- * partial sums of other ops, because in one launch attentions that are tied to one parameter would add to its gradient
- * concurrently. */
+ * partial sums of other ops, because several attentions may be tied to one parameter, and in one launch they would add
+ * to the parameter's gradient concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;

@@ -1,24 +1,24 @@
 /* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group, in f32 or bf16. Either each rank
- * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI transfer
- * the data.
+ * gets all sums (all-reduce) or only the sums of its own shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI
+ * transfer the data.
  *
  * DMA engines copy between GPUs without any multiprocessor, so a reduction during backward does not slow backward's
  * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). x[count] are the
  * gradients of the bucket. With N ranks, x consists of N shards, one for each rank:
  *   1. each rank copies each shard to the rank that owns the shard, into the owner's slot for copies from this sender;
- *   2. on the owner a kernel adds its shard and its slots, in f32 and in rank order (it reads N shards and writes one);
+ *   2. on the owner a kernel adds the owner's shard and slots, in f32 and in rank order (reads N shards, writes one);
  *   3. the owner copies the sum into a slot on each other rank, and that rank copies it from the slot into x. A
  *      reduce-scatter ends with step 2.
  * In an all-reduce each rank sends 2 (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s. NCCL
- * takes half as long, so it reduces the buckets for which no GEMM of backward is left to overlap with.
+ * takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
- * it. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is empty,
- * because each rank runs all these operations in order on one stream. The slots of step 1 are empty, because before a
- * rank sends its shards of the next piece, it has received the flags of all sums of the current piece, so the owners
- * have already read its shards. The slots of step 3 are empty as well: before an owner sends a sum of the next piece,
- * it has received a shard of that piece from each other rank, and a rank sends that shard only after it has copied the
- * previous sum out of its slot.
+ * the flag. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is
+ * empty, because each rank runs all these operations in order on one stream. The slots of step 1 are empty, because
+ * before a rank sends its shards of the next piece, it has received the flags of all sums of the current piece, so the
+ * owners have already read its shards. The slots of step 3 are empty as well: before an owner sends a sum of the next
+ * piece, it has received a shard of that piece from each other rank, and a rank sends that shard only after it has
+ * copied the previous sum out of its slot.
  *
  * If a rank has failed, a stream that waits for its flag waits forever, like NCCL's kernels. te_comm_synchronize then
  * returns an error after the timeout, and te_comm_destroy releases the stream.

@@ -198,8 +198,8 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m is only here because
-     * te__gemm_run_custom takes its address; te_gemm_all_reduce_kernels has no such kernel. */
+    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m is a member only because
+     * te__gemm_run_custom takes the address of such a member; te_gemm_all_reduce_kernels has no such kernel. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
@@ -207,10 +207,10 @@ typedef struct te_gemm_all_reduce_args {
 } te_gemm_all_reduce_args;
 
 /* Stores eight elements to D, and sends them as a packet to the rank or ranks that sum this row. The fused kernel that
- * runs after this GEMM (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that
- * kernel, which also advances the epoch. The GEMM need not wait for other ranks: it sends into that half of each
- * receiver's buffer that the previous collective did not use, and this half is empty as soon as that collective has
- * ended on the sending rank (symmetric_memory.h). */
+ * runs after this GEMM (te_fused_collective_body) receives the packets, so the GEMM uses the fused kernel's slots and
+ * epoch, and the fused kernel advances the epoch. The GEMM need not wait for other ranks: it sends into that half of
+ * each receiver's buffer that the previous collective did not use, and this half is empty as soon as that collective
+ * has ended on the sending rank (symmetric_memory.h). */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -277,7 +277,7 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 
 /* Runs the GEMM that the previous step has deferred, if there is one. The GEMM's output becomes the current value of
  * the pass (te_run.current). Sets *is_sent to whether the GEMM's epilogue has sent the output as packets. The epilogue
- * does so if may_send is set and one of the library's GEMM kernels supports the shapes. */
+ * sends the output if may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;

@@ -1,5 +1,5 @@
 /* comm_address.h -- how a communicator starts with config.address: rank 0 passes NCCL's unique id to the other ranks
- * over TCP. Only rank 0 listens, only at the address that it is given, and only until all ranks have connected.
+ * over TCP. Only rank 0 listens, only at the given address, and only until all ranks have connected.
  *
  * Do this on all ranks:
  *     te__comm_start a = {0, "10.0.0.1:29510", secret, timeout, rank, size};
@@ -8,7 +8,7 @@
  * A secret K that all ranks know, and that is never sent, keeps other processes out. A connection has three messages:
  *   1. rank 0 sends a greeting with a random nonce;
  *   2. the peer sends a hello: its rank, the number of ranks in its config, the name of its run and a nonce of its own,
- *      with HMAC-SHA-256(K, "peer", rank 0's nonce, hello) as the proof that it knows the secret;
+ *      with HMAC-SHA-256(K, "peer", rank 0's nonce, hello) as the proof that the peer knows the secret;
  *   3. when all ranks have connected, or a rank is refused, rank 0 sends a reply: the id or the reason of the refusal,
  *      with HMAC-SHA-256(K, "rank 0", both nonces, reply). This proves to the peer that the id comes from rank 0.
  * Nonces are new for each connection, so a recorded message cannot be used again. Rank 0 sends nothing that depends on

@@ -252,7 +252,7 @@ TE_API void te__comm_close(te_comm *comm) {
 /* The arguments of the thread that aborts a failed communicator. The thread ends NCCL's kernels, and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    /* the NCCL communicators to abort: those of the groups, and comm->meeting; an element may be null */
+    /* the NCCL communicators to abort: the communicators of the groups, and comm->meeting; an element may be null */
     ncclComm_t nccl[TE__COMM_GROUPS + 1];
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */

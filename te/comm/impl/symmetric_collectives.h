@@ -23,9 +23,9 @@
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
 /* With TE_ALL_REDUCE_auto an all-reduce is one-shot if each rank then sends at most this number of bytes. Above this
- * limit two-shot is faster, because it sends fewer bytes. Below it one-shot is faster: in two-shot, data crosses the
- * link twice, and the second crossing takes 2 us, in which the link could move 0.9 MB. With two ranks one-shot is
- * always used, because both algorithms send the same number of bytes. */
+ * limit two-shot is faster, because two-shot sends fewer bytes. Below this limit one-shot is faster: in two-shot, data
+ * crosses the link twice, and the second crossing takes 2 us, in which the link could move 0.9 MB. With two ranks
+ * one-shot is always used, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
 /* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
@@ -134,9 +134,9 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     }
     return 1;
 }
-/* The body of a two-shot all-reduce. A thread works on every stride-th packet. It first computes and sends its sum for
- * packet i, and only then receives the other ranks' sums for packet i - stride, which had time to arrive in the
- * meantime. */
+/* The body of a two-shot all-reduce. A thread works on every stride-th packet. The thread first computes and sends this
+ * rank's sum for packet i. Only then it receives the other ranks' sums for packet i - stride, which had time to arrive
+ * in the meantime. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};

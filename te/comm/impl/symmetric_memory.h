@@ -114,7 +114,7 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
-    te_block_sync(); /* after this barrier all threads of the block have read the epoch, so it may be changed */
+    te_block_sync(); /* after this barrier all threads of the block have read the epoch, so the epoch may be changed */
     TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
         a->state->epoch[k] = epoch + 1;
 }

@@ -84,9 +84,9 @@ TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl,
     default: return ncclAllReduce(op->x, op->y, count, op->type, ncclSum, nccl, stream);
     }
 }
-/* Return a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective this
- * is the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size; for an
- * exchange it is the ranks of the messages. The hash is never 0. */
+/* Return a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective, the
+ * hash covers the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size.
+ * For an exchange, the hash covers the ranks of the messages. The hash is never 0. */
 TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
     uint64_t word[4] = {(uint64_t)(uintptr_t)nccl, (uint64_t)op->kind, (uint64_t)op->type, (uint64_t)op->count};
     while (op->kind != TE__NCCL_exchange && word[3] & (word[3] - 1)) word[3] &= word[3] - 1;
@@ -186,14 +186,14 @@ typedef struct te_peer_info {
      * whether the rank has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
-    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* copies of the members of the rank's te_peer_memory; they must be
-                                                      * the same on all ranks */
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* copies of the members of the rank's te_peer_memory; these values
+                                                      * must be the same on all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
-/* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all others. Waits for all
- * ranks. Returns whether the exchange succeeded; if a rank is missing after the timeout, the communicator has failed,
- * and no device memory may be freed. staging: device memory for te_peer_info[size]. */
+/* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all other ranks. Waits for
+ * all ranks. Returns whether the exchange succeeded; if a rank is missing after the timeout, the communicator has
+ * failed, and no device memory may be freed. staging: device memory for te_peer_info[size]. */
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
@@ -206,7 +206,7 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
-/* Return whether this rank can map the memory of the rank `other`, which is on the same host: it must be another
+/* Return whether this rank can map the memory of the rank `other`, which is on the same host: `other` must be another
  * process, have a buffer of the same size, and choose the same algorithms. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && other->process != local->process && other->max_bytes == local->max_bytes &&

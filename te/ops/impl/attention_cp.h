@@ -180,8 +180,8 @@ TE_API te_cp_sum_args te__cp_sum_of(void *y, int64_t y_width, te_dtype y_dtype, 
     s.rows = rows, s.cols = cols, s.count = 1;
     return s;
 }
-/* Copies from the packed qkv to `to` the columns of q (is_kv 0) or those of k and v (is_kv 1), for chunk j of sequence
- * i. */
+/* Copies from the packed qkv to `to` the columns of q (is_kv 0) or the columns of k and v (is_kv 1), for chunk j of
+ * sequence i. */
 TE_API te_status te__cp_split(const te__cp_call *c, char *to, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols, cols = is_kv ? c->kv_cols : c->q_cols;
     const char *from =
@@ -444,7 +444,7 @@ TE_API int te__cp_window_transfers(te_transfer *transfers, int count, const te__
     return count;
 }
 /* Other ranks have computed, in step d, gradients of this rank's own keys and values, and this rank has received these
- * gradients. Adds them to this rank's sums. */
+ * gradients. Adds these gradients to this rank's sums. */
 TE_API te_status te__cp_window_add(const te__cp_call *c, int d) {
     const int first = te__cp_first_key(c, d);
     for (int j = 0; j < 2; j++) {
@@ -566,8 +566,8 @@ TE_API te_status te__cp_ring_add(const te__cp_call *c, const te__cp_piece *p) {
 TE_API te_status te__cp_clear_sums(const te__cp_call *c, int k) {
     return te_fill(c->r->ctx, te__cp_block_sum(c, k), 0, (size_t)te__cp_block_elements(c) * sizeof(float));
 }
-/* Waits for the gradients that are received during step t. With a window, adds them to the sums for this rank's own
- * keys and values. */
+/* Waits for the gradients that are received during step t. With a window, adds these gradients to the sums for this
+ * rank's own keys and values. */
 TE_API te_status te__cp_ring_arrive(const te__cp_call *c, int t) {
     TE_TRY(te__cp_ring_join(c));
     return c->left < 0 ? TE_OK : te__cp_window_add(c, t - 1);
@@ -582,8 +582,8 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
         if (c->left >= 0) TE_TRY(te__cp_clear_sums(c, t % 2));
         for (int k = 0; k < p.count; k++) {
             TE_TRY(te__cp_ring_backward(c, i, &p.piece[k], t == 0));
-            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window the next line adds to the sums that are
-                                                           * received here */
+            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window, the next line adds to the sums that this
+                                                           * call receives */
             TE_TRY(te__cp_ring_add(c, &p.piece[k]));
         }
         if (!p.count) TE_TRY(te__cp_ring_arrive(c, t));

@@ -94,9 +94,9 @@ typedef struct te__cp_heads_call {
     char *others;                  /* te_cp_heads_args.others of one tensor */
     char *qkv, *out, *dout, *dqkv; /* te_cp_heads_args.units of four tensors; dout and dqkv only in backward */
 } te__cp_heads_call;
-/* Exchanges chunks of units between the rank that has the rows and the rank that has the head. With is_back 0, chunks
- * are sent from h->others to the `units` of other ranks; with is_back 1, from `units` to the h->others of other
- * ranks. */
+/* Exchanges chunks of units (a unit is one kv head of one sequence) between the rank that has the rows and the rank
+ * that has the head. With is_back 0, chunks are sent from h->others to the `units` of other ranks; with is_back 1, from
+ * `units` to the h->others of other ranks. */
 TE_API te_status te__cp_exchange_units(const te__cp_heads_call *h, char *units, int unit_width, int is_back) {
     const te__cp_call *c = &h->c;
     const int64_t bytes = (int64_t)c->chunk * unit_width * (int64_t)c->size;

@@ -34,7 +34,8 @@ typedef struct te_routing {
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
     int first, count; /* this rank has the experts first to first + count - 1, and computes only the rows of these
                        * experts */
-    int capacity;     /* only the first `capacity` rows of an expert are computed; the others are dropped */
+    int capacity;     /* only the first `capacity` rows of an expert are computed; all other rows of the expert are
+                       * dropped */
     int is_part;      /* 1 if there may be rows that this rank does not compute, because of first and count or because
                        * of the capacity */
     int weighs_input; /* 1 if the weights multiply the inputs of the experts, 0 if they multiply the outputs */
@@ -76,7 +77,7 @@ TE_FN int te__is_computed_row(const te_routing *t, int64_t row) {
     return !t->is_part || te__is_computed(t, t->slot[row]);
 }
 /* Returns the index of the router whose routed rows op i reads. The search goes backwards through the list of ops; from
- * a load it continues at the load's fork. */
+ * a load the search continues at the load's fork. */
 TE_API int te__router_of(const te_plan *p, int i) {
     for (i--; i >= 0 && !te__is_router(p, i);) i = p->op[i].flags & TE_IS_LOAD ? p->op[i].edge : i - 1;
     return i;

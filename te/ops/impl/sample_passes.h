@@ -48,8 +48,8 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     s.sum = sum, s.of_tokens = 0, s.level = level, s.end = 3, s.counted = 0, s.prefix = prefix, s.wish = wish;
     return s;
 }
-/* Returns a selection that finds a token. It has two steps: a histogram over the chunks of vectors finds the token's
- * chunk, and te__sample_walk finds the token in this chunk. */
+/* Returns a selection that finds a token. The selection has two steps: a histogram over the chunks of vectors finds the
+ * token's chunk, and te__sample_walk finds the token in this chunk. */
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
     te__sample_selection s = te__sample_key_selection(sum, 2, 0, wish);
     s.of_tokens = 1;

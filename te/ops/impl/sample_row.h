@@ -83,8 +83,9 @@ typedef struct te__sample_shared {
                                                                                * logits; only in a row's first block */
     te__sample_found found;
     uint64_t total; /* a sum of masses over the list */
-    uint32_t noted;  /* number of vectors noted in `low`; if it exceeds the size of `low`, some were dropped */
-    uint32_t listed; /* number of entries appended to the list; if it exceeds the list's capacity, some were dropped */
+    uint32_t noted;  /* number of vectors noted in `low`; if more than the size of `low`, some vectors were dropped */
+    uint32_t listed; /* number of entries appended to the list; if more than the list's capacity, some entries were
+                      * dropped */
     uint32_t kept;   /* number of tokens of the list that the filters keep */
     uint32_t overflow; /* 1 if a block of the row has dropped an entry, because the list was full */
     int token;
@@ -211,9 +212,9 @@ TE_FN uint32_t te__sample_drawable(uint32_t key) {
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
-/* Returns a lower bound for the keys of the tokens that min-p keeps: the logit of such a token is at least that of the
- * most likely token plus temperature * ln(min_p). top: the key of the most likely token. The 0.01 is a margin that
- * exceeds the rounding errors. */
+/* Returns a lower bound for the keys of the tokens that min-p keeps: the logit of such a token is at least the largest
+ * logit plus temperature * ln(min_p). top: the key of the most likely token. The 0.01 is a margin that exceeds the
+ * rounding errors. */
 TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temperature) {
     const float log_of = (log2f(fminf(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E;
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
@@ -260,7 +261,8 @@ TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
 /* te__sample_penalised returns the logit x after the penalties, for a token that was generated `count` times or is in
- * the prompt. The function is not inlined, because few tokens need it and a pass would contain its code eight times. */
+ * the prompt. The function is not inlined, because few tokens need the function, and a pass would contain the
+ * function's code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -320,8 +322,8 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
-/* Set the penalties of the row. This is not done in te__sample_row_of, so that the first logits can be loaded before
- * the parameters have arrived. */
+/* Set the penalties of the row. The penalties are not set in te__sample_row_of, so that the first logits can be loaded
+ * before the parameters have arrived. */
 TE_FN void te__sample_penalise(te__sample_row *r) {
     const te_sampling *o = &r->a->of;
     r->penalties.repetition = te__sample_param(o->repetition_penalty, r->row, 1.0f);
@@ -345,7 +347,7 @@ TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     return bits;
 }
 /* Returns the format of a vector in registers: on CUDA the format of the logits, on the host f32, because the host
- * converts a vector as soon as it has loaded it. */
+ * converts each vector right after loading. */
 TE_FN te_dtype te__sample_format(const te__sample_row *r) { return TE_CUDA ? r->dtype : TE_f32; }
 /* Load vector v. Elements beyond the end of the row become -infinity, even if the whole vector lies beyond the end. */
 TE_FN void te__sample_load(te_vec8 *e, const te__sample_row *r, int v) {
@@ -455,7 +457,8 @@ TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_
             te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
     }
 }
-/* Returns whether the row has at least one load for each segment of the first pass. */
+/* Returns whether the row is long: each lane then makes at least TE__SAMPLE_SEGMENTS loads in a pass, so that each
+ * segment of the first pass has at least one load. */
 TE_FN int te__sample_is_long(const te__sample_row *r) { return r->loads >= TE__SAMPLE_SEGMENTS; }
 /* The result of the first pass for one lane: the largest key of the logits that the lane has read, and the vector in
  * which this key first occurs. */
@@ -569,8 +572,8 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
     return sum;
 }
 
-/* Returns whether row r is plain: it has no mask and no penalties, and the filters keep all tokens that can be drawn.
- * te__sample_plain_chunks computes the sums of plain rows. */
+/* Returns whether row r is plain: the row has no mask and no penalties, and the filters keep all tokens that can be
+ * drawn. te__sample_plain_chunks computes the sums of plain rows. */
 TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
     return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
            r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;

@@ -178,7 +178,7 @@ TE_IF_USED TE_API te_status te__tokens_send(const te_token_exchange *e, const te
 
 /* Packs the rows of those tokens of rank `home` that have an expert on rank `visited`: copies them from `rows`, which
  * begins with the row of home's first token, to `packed`. With `unpacks` the function copies from `packed` to `rows`;
- * with `packed` null it copies nothing. Returns the number of bytes of these rows. */
+ * with `packed` null the function copies nothing. Returns the number of bytes of these rows. */
 TE_API int64_t te__tokens_pack(const te_token_exchange *e, int home, int visited, char *rows, char *packed,
                                int unpacks) {
     const int64_t n = e->tokens / e->group->size, bytes = te__token_row_bytes(e);
@@ -287,7 +287,7 @@ TE_IF_USED TE_API te_status te__dispatch_rows(te_value *v, te_run *r, const te_t
     return r->dry ? TE_OK : te__tokens_dispatch(e, all.data, own, scratch, r->ctx);
 }
 /* Computes y for each token of this rank: the sum of the token's rows of `all` over the ranks of its experts, plus
- * `more`, [tokens of this rank, width], unless it is null. all: see te__tokens_return. */
+ * `more`, [tokens of this rank, width], unless `more` is null. all: see te__tokens_return. */
 TE_IF_USED TE_API te_status te__return_rows(te_value y, te_run *r, const te_token_exchange *e, te_value all,
                                             const float *more) {
     te_token_sum_args a;
