@@ -452,8 +452,8 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     return TE_OK;
 }
 /* The gradient of the keys and values of a cross_attention. computed: the gradient that this op's kernels write, in the
- * dtype of the op list. previous: the sum of the gradients from the uses of the same fork that are later in the list.
- * target: computed + previous, which is stored in the caller's tensor or as the gradient of the fork. */
+ * dtype of the op list. previous: the sum of the gradients from the uses of the same fork that are later in the op
+ * list. target: computed + previous, which is stored in the caller's tensor or as the gradient of the fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;

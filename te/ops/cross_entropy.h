@@ -1,5 +1,5 @@
 /* cross_entropy.h -- the loss of a language model: loss[row] = log(sum exp(x[row])) - x[row, label[row]]. x: the
- * logits, [rows, vocabulary]; loss: [rows], in f32. The op is the last of a list; te_batch passes labels [rows] and
+ * logits, [rows, vocabulary]; loss: [rows], in f32. The op is the last of an op list; te_batch passes labels [rows] and
  * ignore_index.
  *
  *   (cross_entropy, name, vocabulary)

@@ -89,7 +89,7 @@ typedef struct te_stage {
     const te_rng *rng;            /* the random state (seed and offset) from which dropout draws its masks */
     int64_t first;                /* for dropout: the index of this rank's first element within the tensor of all
                                    * ranks */
-    uint32_t id;                  /* the op's index in the list; it selects the Philox stream from which the op draws
+    uint32_t id;                  /* the op's index in the op list; it selects the Philox stream from which the op draws
                                    * random numbers */
 } te_stage;
 

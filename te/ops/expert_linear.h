@@ -11,10 +11,10 @@
  * weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in]. Forward
  * saves x, but not if x is the router's output: backward then gathers the rows of x again from the router's input.
  * Backward computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order.
- * The gradients of an expert without rows are 0. An expert_linear runs in the list's dtype even if the list has an FP8
- * recipe. In a list for inference on the CPU the weight may be quantized to few bits like the weight of a linear, by
- * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need the number of
- * rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
+ * The gradients of an expert without rows are 0. An expert_linear runs in the op list's dtype even if the op list has
+ * an FP8 recipe. In a list for inference on the CPU the weight may be quantized to few bits like the weight of a
+ * linear, by (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need the
+ * number of rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H
@@ -132,7 +132,7 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
 #endif
     return r->dry || !launches ? TE_OK : run(g, r);
 }
-/* Computes y = x weight^T of op i by the GEMMs g. x and y may have other formats than the list's dtype. */
+/* Computes y = x weight^T of op i by the GEMMs g. x and y may have other formats than the op list's dtype. */
 TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y, te__grouped_fn run) {
     te_value made;
     TE_TRY(te__convert_value(&x, r, g->dtype));
@@ -185,7 +185,7 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         }
     }
 }
-/* Sets *x to the input of expert_linear i, in the list's dtype. If the input is the router's output, forward has not
+/* Sets *x to the input of expert_linear i, in the op list's dtype. If the input is the router's output, forward has not
  * saved it. The function then gathers the rows from the router's input and stores them at `place` or, if `place` is
  * null, in scratch memory. */
 TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {

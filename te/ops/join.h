@@ -101,7 +101,7 @@ typedef struct te_join_args {
     void *y;           /* the result: in forward y; in backward dx */
     const void *x;     /* the input: in forward x; in backward dy */
     const void *edge;  /* concat: in forward the fork's value; in backward the sum of the gradients of this value from
-                        * the uses of the fork that are later in the list, or null if there are none */
+                        * the uses of the fork that are later in the op list, or null if there are none */
     void *dedge;       /* concat, backward: where the gradient of the fork's value is stored, or null */
     int64_t rows;
 } te_join_args;
@@ -210,7 +210,7 @@ TE_FN void te_concat_gradient(const te_join_args *a, te_block b, te_concat_optio
 #define TE_CUSTOM_concat_backward(name, model, dtype, op) TE__CONCAT_KERNEL(name, te_concat_gradient, model, dtype, op)
 
 /* Sets a->dedge to the memory for the gradient of the fork's value, and a->edge to the sum of this gradient over those
- * uses of the fork that are later in the list, or to null if there are none. */
+ * uses of the fork that are later in the op list, or to null if there are none. */
 TE_API te_status te__join_fork_grad(te_join_args *a, te_run *r, int i, int width) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const te_value like = te__fork_value_like(r, op, width);

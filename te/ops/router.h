@@ -143,7 +143,7 @@
 #define TE__WEIGH_OUTPUT_output ,
 #define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
-/* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have,
+/* The name of the enumerator that is the index of router r. If a combine names a router that the op list does not have,
  * the compiler reports this name as an undeclared identifier, so the name is worded as an error message. */
 #define TE__ROUTER_INDEX(model, r) TE_JOIN4(te_error_combine_, r, of, model, has_no_router_before_it)
 #define TE__ROUTER_TEXT(model, op) "te: " TE_STRING(model) ": " TE_CALLED(op)
@@ -212,7 +212,7 @@ typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weig
 #define TE__ROUTER_FORMATS(model, dtype, op) \
     te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
 /* The formats for those kernels of a router that read or write rows of tokens. Rows that are sent between ranks are in
- * the list's dtype. */
+ * the op list's dtype. */
 #define TE__TOKEN_FORMATS(model, dtype, op)                                                                          \
     te_formats_of(TE__EXCHANGES(op) ? (int)TE_##dtype : (int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op),   \
                   (int)TE_##dtype, (int)TE_##dtype)

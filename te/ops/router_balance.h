@@ -76,7 +76,7 @@ TE_IF_USED TE_API te_status te__router_count_rows(float *counts, const te_saved 
 }
 /* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved,
  * including dropped rows. counts: [experts] in f32, in target memory. Errors: TE_ERROR_STATE if no forward has filled
- * *saved or if the router is inside a (recompute, ..), whose values are not saved; TE_ERROR_VALUE if the list has no
+ * *saved or if the router is inside a (recompute, ..), whose values are not saved; TE_ERROR_VALUE if the op list has no
  * such router; TE_ERROR_NULL. */
 TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
                                              te_context *ctx) {

@@ -49,11 +49,11 @@
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-/* The list of the likeliest tokens is short. Only the first block of a row draws a token from the list; the other
+/* The list of the likeliest tokens is short. Only the first block of a row draws a token from the token list; the other
  * blocks of the row have nothing left to do. */
 
-/* The parameters of the filters and the draw, which work on the list. target: for top-p, the target that the sum of the
- * masses of the kept tokens has to reach. */
+/* The parameters of the filters and the draw, which work on the token list. target: for top-p, the target that the sum
+ * of the masses of the kept tokens has to reach. */
 typedef struct te__sample_rest {
     int top_k;   /* 0: no top-k */
     float top_p; /* 1 or more: no top-p */
@@ -68,9 +68,9 @@ TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     return (uint64_t)random[0] << 32 | random[1];
 }
 #if TE_CUDA
-/* Sorts the n entries of the list in descending order, by a counting sort: a histogram of 2048 bins of equal width
- * yields the place of each bin's entries, and each entry is compared with the other entries of its bin. If too many
- * entries have about the same value, the function returns 0 and leaves the list as it is. */
+/* Sorts the n entries of the token list in descending order, by a counting sort: a histogram of 2048 bins of equal
+ * width yields the place of each bin's entries, and each entry is compared with the other entries of its bin. If too
+ * many entries have about the same value, the function returns 0 and leaves the token list as it is. */
 TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *g) {
     enum { EACH = TE__SAMPLE_LIST / TE_SAMPLE_THREADS, BINS_EACH = TE__SAMPLE_BINS / TE_SAMPLE_THREADS, MAX_BIN = 128 };
     uint64_t entry[EACH], largest = 0, inverse = 0, all;
@@ -120,9 +120,9 @@ TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *
     return (void)s, (void)n, (void)g, 0;
 }
 #endif
-/* Sorts the first n entries of the list in descending order; later entries may be overwritten. If a counting sort is
- * not possible, the function uses a bitonic sort (Batcher 1968). In steps that compare entries less than 64 apart, each
- * warp works on 64 entries of its own, so a warp need not wait for other warps. */
+/* Sorts the first n entries of the token list in descending order; later entries may be overwritten. If a counting sort
+ * is not possible, the function uses a bitonic sort (Batcher 1968). In steps that compare entries less than 64 apart,
+ * each warp works on 64 entries of its own, so a warp need not wait for other warps. */
 TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
     uint64_t *a = s->list;
     int size = 2;
@@ -142,12 +142,12 @@ TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
         }
     te_block_sync();
 }
-/* Return the mass of an entry of the list, or 0 if the entry is 0. The key is the high half of the entry or, with
+/* Return the mass of an entry of the token list, or 0 if the entry is 0. The key is the high half of the entry or, with
  * by_token 1, the low half. */
 TE_FN uint64_t te__sample_entry_mass(const te__sample_row *r, uint64_t entry, int by_token) {
     return entry ? te__sample_mass(r, (uint32_t)(by_token ? entry : entry >> 32)) : 0;
 }
-/* Return the first index at which the sum of the masses of the list's n first entries reaches the target w. */
+/* Return the first index at which the sum of the masses of the token list's n first entries reaches the target w. */
 TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sample_wish w, const te__sample_team *t) {
     const int each = te__sample_ceil(n, t->g.count), from = (int)te_min(t->g.id * each, n);
     const int to = (int)te_min(from + each, n);
@@ -164,7 +164,7 @@ TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sam
     te_block_sync();
     return t->s->token;
 }
-/* Draws a token by sorting the list, which contains all tokens that the filters keep. Returns the token. */
+/* Draws a token by sorting the token list, which contains all tokens that the filters keep. Returns the token. */
 TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     uint64_t *list = t->s->list;
     int n = (int)t->s->listed;
@@ -247,13 +247,14 @@ TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count
     return bound;
 }
 /* Returns the number of lanes that each block passes to te__sample_bound. With this number, at least `count` lanes of
- * the row, and therefore at least `count` tokens, reach the bound. Returns 0 if the list would become too long. */
+ * the row, and therefore at least `count` tokens, reach the bound. Returns 0 if the token list would become too
+ * long. */
 TE_FN int te__sample_bound_lanes(int count, const te__sample_team *t) {
     const int lanes = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && lanes <= t->g.count / 4 * 3 ? lanes : 0;
 }
 /* Returns the number of segments that each block passes to te__sample_segment_bound. With this number, at least `count`
- * tokens of the row reach the bound. Returns 0 if the list would become too long or the row is short. */
+ * tokens of the row reach the bound. Returns 0 if the token list would become too long or the row is short. */
 TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te__sample_team *t) {
     const int segments = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && segments <= t->g.count * TE__SAMPLE_SEGMENTS / 4 * 3 &&
@@ -343,7 +344,7 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
 /* Store the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
- * can be drawn, the list contains all these tokens, and possibly other tokens. */
+ * can be drawn, the token list contains all these tokens, and possibly other tokens. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     const int64_t at = (int64_t)r->row * o->top;
@@ -385,13 +386,13 @@ TE_FN void te__sample_cut(te__sample_pass *p, te__sample_selection s, te__sample
         s = te__sample_token_selection(TE__SAMPLE_TIES, te__sample_wish_of(0, wanted));
     }
 }
-/* Empties the list after all blocks have read it. */
+/* Empties the token list after all blocks have read it. */
 TE_FN void te__sample_clear_list(const te__sample_team *t) {
     te__sample_sync(t);
     if (!t->g.id) t->s->listed = t->s->overflow = 0;
     te__sample_sync(t);
 }
-/* Computes the o->top likeliest tokens of the model. listed: 1 if the list already contains these tokens. */
+/* Computes the o->top likeliest tokens of the model. listed: 1 if the token list already contains these tokens. */
 TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top, uint64_t mass,
                                te__sample_calls calls) {
     const te__sample_row row = p->row;
@@ -406,8 +407,8 @@ TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top,
     te__sample_store_top(&row, raw_top, mass, &p->team);
     te__sample_clear_list(&p->team);
 }
-/* Returns 1 if the sum of the masses of the list reaches the target of top-p. The list then contains all tokens that
- * top-p keeps, and the function replaces f->target, a fraction of the total, by an absolute mass. */
+/* Returns 1 if the sum of the masses of the token list reaches the target of top-p. The token list then contains all
+ * tokens that top-p keeps, and the function replaces f->target, a fraction of the total, by an absolute mass. */
 TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__sample_calls calls) {
     const te__sample_team *t = &p->team;
     const int bins = te__sample_ceil(p->row.vectors, TE__SAMPLE_CHUNK);
@@ -426,8 +427,8 @@ TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__s
     return !t->s->overflow;
 }
 /* Moves the cut of p->row to the cut of top-k, which selection k finds. Returns 0 if there is no top-p. With top-p,
- * lists all tokens that top-p may keep, and returns 1 if they fit into the list. If they do not fit, moves the cut of
- * p->row to the cut of top-p and returns 0. */
+ * lists all tokens that top-p may keep, and returns 1 if they fit into the token list. If they do not fit, moves the
+ * cut of p->row to the cut of top-p and returns 0. */
 TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sample_selection k,
                                te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
@@ -478,7 +479,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     f.target.fraction = f.top_p > 0 && f.top_p < 1.0f ? (uint64_t)(f.top_p * 4294967296.0f) << 32 : 0;
     const int differ = r.penalised || r.allowed;
     const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* the least number of tokens that
-                                                                                     * the list should have */
+                                                                                     * the token list should have */
     te__sample_bounds bounds = {0, 0, 0};
     if (likely) bounds.lanes = te__sample_bound_lanes(likely, &t);
     if (likely && !bounds.lanes && !differ) bounds.segments = te__sample_bound_segments(likely, &r, &t);
@@ -496,9 +497,9 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* The list will contain the tokens whose key is at least least_k, which are all tokens that the filters keep. Only
-     * top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because the
-     * filters may keep too many tokens. */
+    /* The token list will contain the tokens whose key is at least least_k, which are all tokens that the filters keep.
+     * Only top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
+     * the filters may keep too many tokens. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;

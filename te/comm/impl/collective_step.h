@@ -95,9 +95,9 @@ template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* Returns the kernels for the list's dtype T. A: the FP8 format of the GEMM's first operand (x in forward, dy
- * in backward), or T if the model's recipe has no tensorwise FP8 scales. Forward passes the weight as [n, k] (TRANS_B
- * 1), backward as [k, n], except in FP8, where backward passes a transposed copy, [n, k]. */
+/* Returns the kernels for the op list's dtype T. A: the FP8 format of the GEMM's first operand (x in forward, dy in
+ * backward), or T if the model's recipe has no tensorwise FP8 scales. Forward passes the weight as [n, k] (TRANS_B 1),
+ * backward as [k, n], except in FP8, where backward passes a transposed copy, [n, k]. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;

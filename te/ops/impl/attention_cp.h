@@ -473,8 +473,8 @@ TE_API te__cp_pieces te__cp_pieces_of(const te__cp_call *c, int t) {
 /* Adds to `transfers` the messages of step t of a ring without a window, in which each rank sends to the next rank and
  * receives from the previous rank. With has_kv, a rank sends the keys and values of step t and receives the keys and
  * values of step t + 1. With has_sums, a rank sends the gradients of step t - 1 and receives the gradients of step t.
- * After the last step the gradients are complete, and each rank sends c->dkv, in the list's dtype, to block 0 of c->kv
- * of the rank that has the keys. */
+ * After the last step the gradients are complete, and each rank sends c->dkv, in the op list's dtype, to block 0 of
+ * c->kv of the rank that has the keys. */
 TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, int t, int has_kv, int has_sums) {
     const int to = (c->rank + 1) % c->n, from = (c->rank + c->n - 1) % c->n;
     int count = 0;

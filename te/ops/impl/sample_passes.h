@@ -62,8 +62,8 @@ typedef enum te__sample_kind {
                          * drawn */
     TE__SAMPLE_KEYS,    /* adds the amounts (te__sample_sum) of the tokens to the histogram of a digit of the keys */
     TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram that has a bin for each chunk of vectors */
-    TE__SAMPLE_GATHER   /* appends, to the list in shared memory, the tokens that the filters keep and whose keys are at
-                         * least `least` */
+    TE__SAMPLE_GATHER   /* appends, to the token list in shared memory, the tokens that the filters keep and whose keys
+                         * are at least `least` */
 } te__sample_kind;
 /* The parameters and the results of a pass, or of a selection, which consists of several passes. */
 typedef struct te__sample_pass {
@@ -79,7 +79,7 @@ typedef struct te__sample_pass {
     te__sample_found found;
     uint32_t value; /* the key or the token that was found */
 } te__sample_pass;
-/* Pointers to te__sample_run_pass and te__sample_select, compiled for a list's width and dtype. On CUDA these two
+/* Pointers to te__sample_run_pass and te__sample_select, compiled for an op list's width and dtype. On CUDA these two
  * functions are not inlined. */
 typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
 
@@ -151,8 +151,8 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     left_out = te_warp_sum_u64(left_out);
     if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* Append to the list those tokens that the filters keep (te__sample_is_kept) and whose keys are at least `least`.
- * Returns 1 if all these tokens fit into the list. */
+/* Append to the token list those tokens that the filters keep (te__sample_is_kept) and whose keys are at least `least`.
+ * Returns 1 if all these tokens fit into the token list. */
 TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
     p->kind = TE__SAMPLE_GATHER, p->least = least;
     run(p);

@@ -26,7 +26,8 @@ enum {
     TE__SAMPLE_WARP = TE_CUDA ? 32 : 1,
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
-    TE__SAMPLE_LIST = 2048,  /* capacity of the list, in shared memory, of the tokens that the filters may still keep */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the token list, in shared memory: the tokens that the filters may still
+                              * keep */
     /* number of segments into which each lane divides its vectors in the first pass; the lane stores the largest key of
      * each segment */
     TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
@@ -70,8 +71,8 @@ typedef struct te__sample_part {
 } te__sample_part;
 
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. While there is no
- * histogram, `low` has the vectors with tokens for the list (te__sample_note), and `high` has the largest key of each
- * segment of each lane, [segment, lane] (te__sample_first_pass). */
+ * histogram, `low` has the vectors with tokens for the token list (te__sample_note), and `high` has the largest key of
+ * each segment of each lane, [segment, lane] (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* [listed]: the key and the index of each token (te__sample_best); only in a row's
@@ -84,10 +85,10 @@ typedef struct te__sample_shared {
     te__sample_found found;
     uint64_t total; /* a sum of masses over the list */
     uint32_t noted;  /* number of vectors noted in `low`; if more than the size of `low`, some vectors were dropped */
-    uint32_t listed; /* number of entries appended to the list; if more than the list's capacity, some entries were
-                      * dropped */
-    uint32_t kept;   /* number of tokens of the list that the filters keep */
-    uint32_t overflow; /* 1 if a block of the row has dropped an entry, because the list was full */
+    uint32_t listed; /* number of entries appended to the token list; if more than the list's capacity, some entries
+                      * were dropped */
+    uint32_t kept;   /* number of tokens of the token list that the filters keep */
+    uint32_t overflow; /* 1 if a block of the row has dropped an entry, because the token list was full */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
@@ -445,7 +446,7 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
 
 /* The kernel's code barely fits the instruction cache, so code that few rows need is not inlined in the loops that all
  * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and,
- * for unusual rows, the list are computed in separate passes, which share one loop, te__sample_run_pass. */
+ * for unusual rows, the token list are computed in separate passes, which share one loop, te__sample_run_pass. */
 
 /* Prefetch the vectors of load number i to the L2, because the loads in flight alone do not hide the latency of
  * DRAM. */
@@ -504,12 +505,13 @@ TE_FN int te__sample_token_of(const te__sample_row *r, int v, uint32_t key) {
     TE_UNROLL for (int k = 7; k >= 0; k--) first = te__sample_key(x[k]) == key ? k : first;
     return te_columns_at(r->first + 8 * v, r->width).from + first;
 }
-/* Tell all blocks of the row that the list is too short. */
+/* Tell all blocks of the row that the token list is too short. */
 TE_FN void te__sample_overflow(const te__sample_team *t) {
     TE_UNROLL_1 for (int k = 0; k < t->blocks; k++) te__sample_peer(t, k)->overflow = 1;
 }
-/* Append, to the list in the row's first block, those tokens of vector v that the filters keep (te__sample_is_kept) and
- * whose keys are at least `least`. If the list is full, the tokens are dropped, and `overflow` is set in all blocks. */
+/* Append, to the token list in the row's first block, those tokens of vector v that the filters keep
+ * (te__sample_is_kept) and whose keys are at least `least`. If the token list is full, the tokens are dropped, and
+ * `overflow` is set in all blocks. */
 TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, const te__sample_team *t) {
     te__sample_shared *first = te__sample_peer(t, 0);
     uint32_t key[8], place;
@@ -523,7 +525,7 @@ TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, con
         else te__sample_overflow(t);
     }
 }
-/* Records in `low` that vector v has tokens for the list. A pass only records such vectors; after the pass
+/* Records in `low` that vector v has tokens for the token list. A pass only records such vectors; after the pass
  * te__sample_append_noted appends their tokens, one vector for each lane. Appending within the pass would make a warp
  * wait for each such vector. */
 TE_FN void te__sample_note(int v, const te__sample_team *t) {
@@ -541,8 +543,8 @@ TE_FN void te__sample_append_noted(const te__sample_row *r, uint32_t least, cons
         te__sample_append(r, (int)t->s->low[i], least, t);
 }
 /* The second pass. Returns this lane's sum of the masses of the plain logits, whose largest key is raw_top. Appends the
- * tokens whose plain keys are at least `least` to the list or, if `least` is 0, no tokens. *h: the vectors of load
- * 0. */
+ * tokens whose plain keys are at least `least` to the token list or, if `least` is 0, no tokens. *h: the vectors of
+ * load 0. */
 TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                       const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
