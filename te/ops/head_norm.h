@@ -74,8 +74,8 @@ typedef struct te_head_shape {
      * pairs is 0 if no rope is applied, or if the rope is interleaved, which means that the two columns of a pair are
      * adjacent */
     int pairs;
-    /* options of the rope that the same kernel applies: its rotary_dim, and whether the rope is interleaved and whether
-     * it is scaled. rotary is 0 if the kernel applies no rope */
+    /* options of the rope that the same kernel applies: its rotary_dim, and 1 or 0 for whether the rope is interleaved
+     * and scaled. rotary is 0 if the kernel applies no rope */
     int rotary, interleaved, scaled;
     int zero_centred;                /* 1 if the memory holds w - 1 instead of the weight w (head_norm1p) */
     float eps;

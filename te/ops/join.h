@@ -107,8 +107,8 @@ typedef struct te_join_args {
 } te_join_args;
 enum { TE_JOIN_LANES = TE_CUDA ? 32 : 1, TE_JOIN_GROUPS = TE_CUDA ? 8 : 1 };
 
-/* Copies the columns `from` of one row of x to the columns `to` of the same row of y. If `from` has one head and `to`
- * has several, the one head is copied to each head of `to`. */
+/* Copies some columns of one row of x, which `from` describes, to the columns of the same row of y that `to` describes.
+ * If `from` has one head and `to` has several heads, the one head is copied to each head of `to`. */
 TE_FN void te_join_copy(void *y, te_join_columns to, te_dtype y_dtype, const void *x, te_join_columns from,
                         te_dtype x_dtype, int64_t row, te_lanes g) {
     const int vectors = (to.count + 7) / 8;

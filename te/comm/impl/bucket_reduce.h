@@ -13,12 +13,11 @@
  * takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
- * the flag. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is
- * empty, because each rank runs all these operations in order on one stream. The slots of step 1 are empty, because
- * before a rank sends its shards of the next piece, it has received the flags of all sums of the current piece, so the
- * owners have already read its shards. The slots of step 3 are empty as well: before an owner sends a sum of the next
- * piece, it has received a shard of that piece from each other rank, and a rank sends that shard only after it has
- * copied the previous sum out of its slot.
+ * the flag. x is reduced in pieces, so small that a shard of a piece fits into a slot. Senders need not check that a
+ * slot is empty, because each rank runs these operations in order on one stream. In step 1, a rank sends shards of the
+ * next piece only after it has received all sums of this piece, which owners send after they have read their slots. In
+ * step 3, an owner sends the next piece's sum only after it has received that piece's shard from every other rank, and
+ * a rank sends that shard after it has copied this piece's sums out of its slots.
  *
  * If a rank has failed, a stream that waits for its flag waits forever, like NCCL's kernels. te_comm_synchronize then
  * returns an error after the timeout, and te_comm_destroy releases the stream.

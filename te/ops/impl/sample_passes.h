@@ -33,8 +33,8 @@ TE_FN uint64_t te__sample_target(te__sample_wish w, uint64_t total) {
     return target < 1 ? 1 : target > total ? total : target;
 }
 /* A selection adds amounts (te__sample_sum) from the largest key down (or from the lowest token up) and finds the key
- * (or token) at which the sum reaches the target `wish`. The selection of a key finds the digits number level to end -
- * 1 of the key; prefix: the higher digits, which are given. */
+ * (or token) at which the sum reaches the target `wish`. A key is found digit by digit (te__sample_digit): the
+ * selection finds the digits level to end - 1. prefix: the higher digits, which are given. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
@@ -83,9 +83,10 @@ typedef struct te__sample_pass {
  * functions are not inlined. */
 typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
 
-/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass for the first
- * digit of the keys, masses below least_mass are added to bin 0. The total remains right, and the cut is not in bin 0.
- * Memory traffic: reads the logits and, if used, history and masks. */
+/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass that sums masses
+ * by the first digit of the keys, a mass below least_mass is added to bin 0 instead of its own bin. The histogram's
+ * total remains right, and the selected key lies in a larger bin. Memory traffic: reads the logits and, if used,
+ * history and masks. */
 TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     te__sample_row row = p->row;
     const te__sample_team team = p->team, *const t = &team;

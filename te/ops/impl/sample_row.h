@@ -70,9 +70,9 @@ typedef struct te__sample_part {
     uint32_t bound_k, bound_top; /* the results of te__sample_bound for top-k and for te_sampling.top */
 } te__sample_part;
 
-/* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. While there is no
- * histogram, `low` has the vectors with tokens for the token list (te__sample_note), and `high` has the largest key of
- * each segment of each lane, [segment, lane] (te__sample_first_pass). */
+/* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. In passes without a
+ * histogram, `low` holds the numbers of those vectors that have tokens for the token list (te__sample_note), and
+ * `high`, as [segment, lane], holds the largest key of each segment of each lane (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
     uint64_t list[TE__SAMPLE_LIST]; /* [listed]: the key and the index of each token (te__sample_best); only in a row's
@@ -233,14 +233,15 @@ TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     p = fmaf(p, f, 5.5504109e-2f), p = fmaf(p, f, 2.4022651e-1f), p = fmaf(p, f, 6.9314718e-1f);
     return fmaf(p, f, 1.0f);
 }
-/* The sum of at most 128 exponentials: high counts units of 2^-20, low units of 2^-43, both modulo 2^32. Each term also
- * adds an offset to both counters; te__sample_without_offsets removes these offsets. */
+/* A sum of at most 128 exponentials, as two integers modulo 2^32: `high` counts units of 2^-20, `low` counts units of
+ * 2^-43. Each term also adds an offset to both integers; te__sample_without_offsets removes these offsets. */
 typedef struct te__sample_sums { uint32_t high, low; } te__sample_sums;
 #define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: adding it rounds a float to a multiple of 2^-20 */
 #define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: rounds to a multiple of 2^-43 */
-/* Add 2^(d * scale), -57 <= d * scale <= 0, rounded to a multiple of 2^-43. Adding an offset rounds a float to a
- * multiple of the unit, and the bits of the result, taken as an integer, count the units; all other operations are
- * exact. Most of these instructions run on the FMA pipe, which has twice the throughput of the integer pipe. */
+/* Add 2^(d * scale) to the sum, rounded to a multiple of 2^-43. d * scale must lie in [-57, 0]. Adding one of the two
+ * offsets above rounds a float to a multiple of 2^-20 or 2^-43, and the bits of the result, taken as an integer, count
+ * these multiples. All other operations are exact. Most of these instructions run on the FMA pipe, which has twice the
+ * throughput of the integer pipe. */
 TE_FN void te__sample_add_exp2(te__sample_sums *s, float d, float scale) {
     TE__SUMS_AS_WRITTEN float shifted;
     const uint32_t p = te_bits_of_float(te__sample_exp2(&shifted, d, scale));
@@ -419,9 +420,9 @@ TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
     te__sample_add_exp2(&s, te__sample_at_least(d, r->lowest), r->scale);
     return te__sample_mass_of_sums(te__sample_without_offsets(s, 1));
 }
-/* What a pass adds up over the tokens that the cut keeps: the number of these tokens (COUNT), the number of kept tokens
- * whose key is cut_key (TIES), the masses of the kept tokens (MASS), or the masses of the kept tokens that can be drawn
- * (DRAW). */
+/* The amounts that a pass adds up over the tokens that the filters keep (te__sample_is_kept). COUNT: 1 for each kept
+ * token; TIES: 1 for each kept token whose key is cut_key; MASS: the mass of each kept token; DRAW: the mass of each
+ * kept token that can be drawn. */
 typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
 TE_FN int te__sample_is_kept(const te__sample_row *r, uint32_t key, int token) {
     return (key > r->cut_key) | ((key == r->cut_key) & (token <= r->cut_token));
