@@ -129,8 +129,8 @@ TE_API te_pipeline_pass te__pipeline_pass_at(te_pipeline p, int stage, int i) {
 typedef struct te_pipeline_slot {
     te_pipeline_pass pass;
     int to;                      /* the stage to which the output of the pass is sent; -1 if the output is not sent */
-    te_pipeline_pass receive[2]; /* the passes whose inputs are received: [0] a forward, [1] a backward; each may be
-                                  * idle */
+    te_pipeline_pass receive[2]; /* the passes whose inputs the stage receives: [0] a forward, [1] a backward; idle if
+                                  * no such input is received */
     int from[2];                 /* the stages that send these inputs; -1 if the pass is idle */
 } te_pipeline_slot;
 

@@ -311,8 +311,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
             }
             if (k.rotary && from == 0) {
-                te_block_sync(); /* after this barrier no thread reads the previous rows' table any more, so it may be
-                                  * overwritten */
+                te_block_sync(); /* after this barrier no thread reads the previous rows' table any more, so the table
+                                  * may be overwritten */
                 te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
                 te_block_sync();
             }

@@ -19,7 +19,8 @@
  * -DTE_CBLAS the number of threads must be the same; on CUDA a fused GEMM that saves its activation's input adds in
  * another order. In backward a fusion may cross a mark, and inference ignores the marks. Regions do not nest. If a fork
  * lies inside a region, its add must also lie inside the region, unless the fork is the region's first op.
- * (cross_entropy, ..) and (output, ..) must stand outside of regions. Each mark counts as one op of the list's length.
+ * (cross_entropy, ..) and (output, ..) must stand outside of regions. Each mark counts as one op in the length of the
+ * op list.
  */
 #ifndef TE_OPS_RECOMPUTE_H
 #define TE_OPS_RECOMPUTE_H

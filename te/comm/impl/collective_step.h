@@ -206,11 +206,11 @@ typedef struct te_gemm_all_reduce_args {
     te_peer_args peers;
 } te_gemm_all_reduce_args;
 
-/* Stores eight elements to D, and sends them as a packet to the rank or ranks that sum this row. The fused kernel that
- * runs after this GEMM (te_fused_collective_body) receives the packets, so the GEMM uses the fused kernel's slots and
- * epoch, and the fused kernel advances the epoch. The GEMM need not wait for other ranks: it sends into that half of
- * each receiver's buffer that the previous collective did not use, and this half is empty as soon as that collective
- * has ended on the sending rank (symmetric_memory.h). */
+/* Stores eight elements of the GEMM's output to d, and sends the elements as a packet to the rank or ranks that sum
+ * this row. The fused kernel that runs after this GEMM (te_fused_collective_body) receives the packets, so the GEMM
+ * uses the fused kernel's slots and epoch, and the fused kernel advances the epoch. The GEMM need not wait for other
+ * ranks: it sends into that half of each receiver's buffer that the previous collective did not use, and this half is
+ * empty as soon as that collective has ended on the sending rank (symmetric_memory.h). */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {

@@ -44,8 +44,8 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
  * compiled, or TE_PEER_MAX_RANKS if it is compiled for any number. aligned: 1 if the kernel is only launched where
  * te_peer_args.aligned is 1. */
 
-/* Loads packet i of the tensor a->x into *x, and sends it to all other ranks. packets: the number of packets of the
- * tensor. */
+/* Loads packet i of the tensor a->x into *x, and sends the packet to all other ranks. packets: the number of packets of
+ * the tensor. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                   const int ranks, const int aligned) {
     const int64_t at = (int64_t)i * TE_PACKET_BYTES;
@@ -120,7 +120,7 @@ TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, u
     te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
     return 1;
 }
-/* Receives from each other rank the sum of packet i of that rank's shard, and stores it to a->y. Returns 0 after a
+/* Receives from each other rank the sum of packet i of that rank's shard, and stores the sum to a->y. Returns 0 after a
  * timeout. */
 TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_two_shot_layout p, int i,
                                     const int ranks, const int aligned) {

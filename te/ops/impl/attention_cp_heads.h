@@ -32,8 +32,8 @@ typedef struct te_cp_columns {
 } te_cp_columns;
 typedef struct te_cp_heads_args {
     void *rows;   /* [batch, 2, chunk, row_width]: this rank's rows */
-    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: the same rows, in the layout of the other ranks'
-                   * units */
+    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: others[r]: this rank's rows of the heads that rank r
+                   * has, in the layout of units */
     void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units. The kernel accesses only those rows
                    * of the units that are this rank's rows */
     te_cp_columns columns;
@@ -171,7 +171,8 @@ TE_API te_status te__cp_all_to_all_run(te_run *r, const te_op *op, const te_atte
     te__cp_call *const c = &h.c;
     const int64_t rows = te__capacity_rows(r);
     const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes, qkv_cols = c->q_cols + c->kv_cols;
-    /* a unit has the rows of a whole sequence, so the units of this rank have rows * kv_heads rows in all */
+    /* With n ranks, a unit has n times as many rows as this rank has of a sequence, and this rank has kv_heads / n
+     * units of each sequence. So this rank's units have rows * kv_heads rows in all */
     const size_t scratch = is_backward && r->ctx ? k->scratch_bytes(r->ctx, rows * h.options->kv_heads) : 0;
     TE_TRY(te__cp_take(c, &h.others, rows, te_max(qkv_cols, c->o_cols), c->size));
     TE_TRY(te__cp_take(c, &h.qkv, rows, qkv_cols, c->size));

@@ -182,8 +182,8 @@ TE_FN int te__router_take(uint32_t *top, te_router_keys *k, const int values, te
     } else TE_UNROLL for (int v = 0; v < values; v++) if (is_here && v == at) k->key[v] = 0;
     return is_here ? expert : -1;
 }
-/* Returns the group to which the v-th expert of this lane belongs. size: number of experts of a group. If size is a
- * multiple of the number of lanes, the group does not depend on the lane. */
+/* Returns the group of experts (option groups) to which the v-th expert of this lane belongs. size: number of experts
+ * of a group. If size is a multiple of the number of lanes, the group does not depend on the lane. */
 TE_FN int te__router_group(int v, const int size, te_lanes g) {
     return size % TE_ROUTER_LANES ? (v * TE_ROUTER_LANES + g.id) / size : v / (size / TE_ROUTER_LANES);
 }
