@@ -113,7 +113,7 @@ typedef struct te_buckets {
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* Return a hash of the gradients' addresses and of which parameters are tied or frozen. The hash changes when a model
+/* Returns a hash of the gradients' addresses and of which parameters are tied or frozen. The hash changes when a model
  * is bound to other memory, or when other parameters become frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
@@ -124,7 +124,7 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* Return the entry in te_buckets.grad for the gradient that p's backward writes. If p is tied to another parameter,
+/* Returns the entry in te_buckets.grad for the gradient that p's backward writes. If p is tied to another parameter,
  * this is the gradient of that other parameter. Null if the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;

@@ -34,8 +34,8 @@ typedef struct te_comm_config {
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` *
                        * `pipeline` */
     int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v. The
-                       * number is 1 or, if a model has fewer kv heads than `tensor`, `tensor` / kv heads. It must equal
-                       * the option (copies, ..) of the model's linears (docs/ranks.md) */
+                       * number is 1 or, if a model has fewer kv heads than `tensor`, `tensor` / kv heads. The number
+                       * must equal the option (copies, ..) of the model's linears (docs/ranks.md) */
     int context;      /* the number of ranks in a context group, over which each sequence is split
                        * (te/context_parallel.h); 1 if sequences are not split */
     int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h), or 1 if each rank runs whole models.
@@ -77,7 +77,7 @@ typedef struct te_comm_config {
 /* the default of peer_bytes. On two H200s, symmetric memory is at least as fast as NCCL for tensors of up to 16 MiB */
 enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
 
-/* Return the default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60
+/* Returns the default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
@@ -149,10 +149,10 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0, g->in_host = g->across_hosts = 0, g->hosts = 1;
 }
-/* Waits for the enqueued work, drops all recorded passes, because recorded passes may contain collectives, and frees
- * the groups. If the communicator has failed, the enqueued work is aborted instead, and the results of this work are
- * undefined. If the CUDA device does not become idle within the timeout after the abort, the groups and their memory
- * stay allocated until the process ends. */
+/* Waits for the enqueued work, drops all recorded passes, which may contain collectives, and frees the groups. If the
+ * communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
+ * CUDA device does not become idle within the timeout after the abort, the groups and their memory stay allocated until
+ * the process ends. */
 TE_API void te_comm_destroy(te_comm *comm) {
     if (!comm || !comm->ctx) return;
     if (!comm->failed) (void)te_synchronize(comm->ctx);

@@ -76,7 +76,7 @@ TE_API te_pipeline te_pipeline_of(int stages, int chunks, int micro_batches) {
     p.stages = stages, p.chunks = chunks, p.micro_batches = micro_batches;
     return p;
 }
-/* Return whether the sizes are possible: each is positive, there are at most TE_PIPELINE_MAX_STAGES stages, and the
+/* Returns whether the sizes are possible: each is positive, there are at most TE_PIPELINE_MAX_STAGES stages, and the
  * number of slots cannot overflow. */
 TE_API int te__pipeline_is_valid(te_pipeline p) {
     return p.stages > 0 && p.stages <= TE_PIPELINE_MAX_STAGES && p.chunks > 0 && p.micro_batches > 0 &&
@@ -134,8 +134,8 @@ typedef struct te_pipeline_slot {
     int from[2];                 /* the stages that send these inputs; -1 if the pass is idle */
 } te_pipeline_slot;
 
-/* Returns the pass of the same kind and micro-batch as `of`, a pass of `stage`, on the part of the model that is
- * `parts` parts later. If there is no such part, the result is idle; otherwise *at is the stage that runs the pass. */
+/* `of` is a pass of `stage`. Returns the pass of the same kind and micro-batch on the part of the model that is `parts`
+ * parts later. If there is no such part, the result is idle; otherwise *at is the stage that runs the pass. */
 TE_API te_pipeline_pass te__pipeline_neighbour(te_pipeline p, int stage, te_pipeline_pass of, int parts, int *at) {
     const int part = of.chunk * p.stages + stage + parts;
     if (part < 0 || part >= p.stages * p.chunks) of.kind = TE_PIPELINE_idle;

@@ -45,8 +45,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sums the gradients of model m over a group. With only_partial 1, sums only the gradients of parameters with
- * te_param.sums set, which are partial sums on each rank. With only_partial 0, sums all gradients. */
+/* Sums the gradients of model m over a group. With only_partial 1, sums only those gradients of which each rank has a
+ * partial sum (te_param.sums). With only_partial 0, sums all gradients. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;

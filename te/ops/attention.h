@@ -338,7 +338,7 @@ typedef struct te_cp_kernels {
     te_attention_launch_fn first, rest, edge;
     te_attention_scratch_fn scratch_bytes;
 } te_cp_kernels;
-/* Return whether the sequences of an attention with the kernels k are split over several ranks. A dry run that only
+/* Returns whether the sequences of an attention with the kernels k are split over several ranks. A dry run that only
  * measures memory has no batch. In a dry run without a batch, sequences count as split if the context group has several
  * ranks, because split sequences need more workspace. */
 TE_API int te__cp_splits(const te_run *r, const te_cp_kernels *k) {
@@ -415,7 +415,7 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Return whether the kernel of an attention stores its output in FP8. An attention's output is stored in FP8 only in
+/* Returns whether the kernel of an attention stores its output in FP8. An attention's output is stored in FP8 only in
  * inference, if the only consumer of the output is the next GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&

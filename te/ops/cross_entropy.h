@@ -59,7 +59,7 @@
  * single block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* Return the label that marks rows without a loss: the given ignore_index, where 0 stands for -100. */
+/* Returns the label that marks rows without a loss: the given ignore_index, where 0 stands for -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
@@ -72,7 +72,7 @@ typedef struct te_loss_mean_args {
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* Return the divisor of the sum of the losses: *a->count, or 1 if there is no count or the count is 0. A count that is
+/* Returns the divisor of the sum of the losses: *a->count, or 1 if there is no count or the count is 0. A count that is
  * NaN makes the result NaN. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
@@ -222,7 +222,7 @@ typedef struct te_cross_entropy_args {
 /* The columns of a row that a vector of eight elements covers: from, from + 1, .. to from + n - 1. whole is 1 if the
  * vector may be loaded and stored as one aligned access of eight elements. */
 typedef struct te_columns { int from, n, whole; } te_columns;
-/* Return which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
+/* Returns which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
  * a row may begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before
  * the row (c < 0). */
 TE_FN te_columns te_columns_at(int c, int width) {

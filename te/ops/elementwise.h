@@ -66,7 +66,7 @@ typedef struct te_place {
      * eight elements that have been prefetched from the second half of the row */
     te_vec8 ahead, ahead_second;
 } te_place;
-/* Return the index of the first of the place's eight elements in a tensor whose rows have width * halves elements. */
+/* Returns the index of the first of the place's eight elements in a tensor whose rows have width * halves elements. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
 /* The operands of one of the ops that a kernel computes. */

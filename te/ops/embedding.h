@@ -119,8 +119,8 @@ enum {
                                       TE__EMBEDDING_PADDING(op));                          \
     }
 
-/* Return the index of a token's row in this rank's table. The index is not in [0, a->size) if the row is on another
- * rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
+/* Returns the index of a token's row in this rank's table. The index is not in [0, a->size) if the row is on another
+ * rank, or if the token is not in the vocabulary. sharded: a compile-time constant, which is 1 if the op has the option
  * (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;

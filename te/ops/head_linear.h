@@ -2,7 +2,7 @@
  * [rows, heads * (in + keep)], y is [rows, heads * (out + keep)]:
  *     y[row, head] = [x[row, head, the first `in` columns] weight[head]^T, the other `keep` columns of x[row, head]]
  *
- *   (keep, 0)         how many columns behind the first `in` ones of each head pass through unchanged
+ *   (keep, 0)         how many columns of each head, behind its first `in` columns, pass through unchanged
  *   (transposed, 0)   with 1, the weight of a head is [in, out], and y = x weight[head]; with 0 it is [out, in]
  *
  * The parameter `weight` is [heads * out, in] or, transposed, [heads * in, out]: the rows of head 0, then those of head

@@ -104,13 +104,13 @@ typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
 TE_FN int te_head_chunks(te_head_shape k) { return te_head_pair_chunks(k) + (k.dim - 2 * k.pairs + 15) / 16; }
-/* Return the number of lanes in a group that works on a head: the number of chunks of the head, rounded up to a power
+/* Returns the number of lanes in a group that works on a head: the number of chunks of the head, rounded up to a power
  * of two; on the host 1. */
 TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
 }
-/* Return whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
+/* Returns whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
 TE_FN int te_head_aligned(te_head_shape k) {
     return k.pairs % 8 == 0 && (k.dim - 2 * k.pairs) % 16 == 0;
 }
@@ -164,7 +164,7 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
 
-/* Return the number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of
+/* Returns the number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of
  * eight, because te_rotate8 reads eight pairs at a time. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
 #define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* number of floats in the table of cosines

@@ -82,7 +82,7 @@ TE_BOTH te_join_columns te_join_columns_of(int first, int count, int step, int h
     c.first = first, c.count = count, c.step = step, c.heads = heads, c.width = width;
     return c;
 }
-/* Return whether all columns of c can be loaded and stored as aligned vectors of eight. */
+/* Returns whether all columns of c can be loaded and stored as aligned vectors of eight. */
 TE_FN int te_join_aligned(te_join_columns c) {
     return c.first % 8 == 0 && c.count % 8 == 0 && c.step % 8 == 0 && c.width % 8 == 0;
 }
@@ -137,7 +137,7 @@ TE_FN void te_join_sum(const te_join_args *a, te_join_columns from, te_dtype dty
         te_store8(a->dedge, row * from.count + c, sum, n, aligned, edge_dtype);
     }
 }
-/* Return the row that this group of lanes computes. */
+/* Returns the row that this group of lanes computes. */
 TE_FN int64_t te_join_row(te_block b, te_lanes *g) {
     int group;
     *g = te_lanes_here(TE_JOIN_LANES, &group);

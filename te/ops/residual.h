@@ -69,7 +69,7 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                \
                        ": rows are memory or sequences, of an input, or not named");)
 /* The name of a type that each use of fork x declares (a typedef may be repeated) and that the op list refers to. If no
- * op uses the fork, the type is not declared, and the compiler reports its name, which is worded as an error
+ * op uses the fork, the type is not declared, and the compiler reports the type's name, which is worded as an error
  * message. */
 #define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)
 

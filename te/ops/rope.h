@@ -313,8 +313,8 @@ typedef struct te_rope_options {
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
-/* How a scaling changes the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1
- * - s) inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
+/* A scaling of the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1 - s)
+ * inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -327,7 +327,7 @@ TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
 }
 
 #define TE__TWO_PI 6.283185307179586
-/* Return d(beta), the index (a real number) of the pair that makes `beta` full turns in original_length tokens. */
+/* Returns d(beta), the index (a real number) of the pair that makes `beta` full turns in original_length tokens. */
 TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
     return o->rotary_dim * log(o->original_length / (TE__TWO_PI * beta)) / (2.0 * log((double)o->base));
 }
@@ -435,7 +435,7 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     }
 }
 
-/* Return whether all columns can be loaded and rotated in vectors of eight. */
+/* Returns whether all columns can be loaded and rotated in vectors of eight. */
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
     return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.first % 8 == 0 &&
            k.rotary_dim % (k.interleaved ? 8 : 16) == 0;

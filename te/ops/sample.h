@@ -142,12 +142,12 @@ TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
         }
     te_block_sync();
 }
-/* Return the mass of an entry of the token list, or 0 if the entry is 0. The key is the high half of the entry or, with
- * by_token 1, the low half. */
+/* Returns the mass of an entry of the token list, or 0 if the entry is 0. The key is the high half of the entry or,
+ * with by_token 1, the low half. */
 TE_FN uint64_t te__sample_entry_mass(const te__sample_row *r, uint64_t entry, int by_token) {
     return entry ? te__sample_mass(r, (uint32_t)(by_token ? entry : entry >> 32)) : 0;
 }
-/* Return the first index at which the sum of the masses of the token list's n first entries reaches the target w. */
+/* Returns the first index at which the sum of the masses of the token list's n first entries reaches the target w. */
 TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sample_wish w, const te__sample_team *t) {
     const int each = te__sample_ceil(n, t->g.count), from = (int)te_min(t->g.id * each, n);
     const int to = (int)te_min(from + each, n);
@@ -177,9 +177,9 @@ TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, con
     const te__sample_wish draw = te__sample_wish_of(te__sample_uniform(&f), 1);
     return te__sample_best_token(list[te__sample_reach(r, n, 1, draw, t)] >> 32);
 }
-/* Draws a token from a list that has at most as many entries as the block has lanes. Each lane compares its entry with
- * all others, which is faster than sorting such a short list. The masses of the entries are stored in the same array,
- * from index TE_SAMPLE_THREADS on. */
+/* Draws a token from a token list that has at most as many entries as the block has lanes. Each lane compares its entry
+ * with all other entries, which is faster than sorting such a short list. The masses of the entries are stored in the
+ * same array, from index TE_SAMPLE_THREADS on. */
 TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     te__sample_shared *s = t->s;
     uint64_t *list = s->list, *mass = list + TE_SAMPLE_THREADS, before = 0, total = 0;
@@ -337,7 +337,7 @@ TE_FN uint64_t te__sample_all_mass(const te__sample_team *t) {
         sum += t->s->mass[i / WARPS][i % WARPS];
     return te_warp_sum_u64(sum);
 }
-/* Return the log-probability of a token. key: the token's key; top: the row's largest key; mass: the sum of all masses
+/* Returns the log-probability of a token. key: the token's key; top: the row's largest key; mass: the sum of all masses
  * of the row. */
 TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);

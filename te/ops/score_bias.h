@@ -123,7 +123,7 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-/* Return the parameter that holds the bias of the op; null if the op has no bias, or in a dry run that only measures
+/* Returns the parameter that holds the bias of the op; null if the op has no bias, or in a dry run that only measures
  * sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;

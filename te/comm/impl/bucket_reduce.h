@@ -91,7 +91,7 @@ TE_API size_t te__dma_shard_bytes(const te__dma_reduce *c, int r) {
 TE_API char *te__dma_shard(const te__dma_reduce *c, int r) {
     return c->x + (size_t)(r * c->stride) * te_dtype_bytes(c->dtype);
 }
-/* Return the address of the slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
+/* Returns the address of the slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
 TE_API char *te__dma_slot(const te__dma_reduce *c, int to, int from, int kind) {
     const int64_t slot = from - (from > to) + kind * (c->m->ranks - 1);
     return te__overlap_workspace(c->m, to) + (size_t)(slot * c->slot) * te_dtype_bytes(c->dtype);

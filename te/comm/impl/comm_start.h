@@ -42,8 +42,8 @@ typedef struct te__comm_start {
     int rank, size;
 } te__comm_start;
 
-/* The content of the file. bytes: the size of the id; end: a copy of `bytes`, which is missing while the file is not
- * completely written. */
+/* The content of the file config.file. bytes: the size of the id; end: a copy of `bytes`, which is missing while the
+ * file is not completely written. */
 typedef struct te__id_file {
     char magic[16], run[TE_COMM_RUN_NAME];
     uint32_t bytes;

@@ -56,8 +56,8 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    /* the arguments of the pattern's pointwise kernel. Must be the first member: te_fused_row_store gets a pointer to c
-     * and casts it to a pointer to this struct. c.x is null, because the input is peers.x */
+    /* the arguments of the pattern's pointwise kernel. `c` must be the first member: te_fused_row_store gets a pointer
+     * to c and casts that pointer to a pointer to this struct. c.x is null, because the input is peers.x */
     te_pointwise c;
     /* the arguments of the exchange between ranks. peers.bytes: the bytes of partial sums that one rank sends to
      * another in this launch; peers.y is null, because the kernel stores its results through c */
@@ -93,10 +93,10 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
  * that are to be summed, sorted by sender, and then the packets of results: the sums in a two-shot all_reduce, the
  * gathered rows in reduce_scatter .. all_gather. */
 
-/* Return the number of packets in which a vector of eight elements is sent. */
+/* Returns the number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* Return the index, within the tensor x, of row number `row` among the rows that rank `rank` sums. In an all_reduce
+/* Returns the index, within the tensor x, of row number `row` among the rows that rank `rank` sums. In an all_reduce
  * every rank computes all rows, so the result is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
@@ -124,8 +124,8 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* Return the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in FP8)
- * of rank `from`'s row `row`. */
+/* Returns the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in
+ * FP8) of rank `from`'s row `row`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -418,7 +418,7 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
+/* Returns how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
  * cannot be used. For reduce_scatter .. all_gather (pitch > 0) the result is all rows, or 0 if the rows of all ranks do
  * not fit into the symmetric memory. For all_reduce (pitch 0) the result is as many rows as fit into the symmetric
  * memory; if these rows have more bytes than one-shot supports, their number is rounded down to a multiple of the
@@ -450,13 +450,13 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
     }
     return TE_OK;
 }
-/* Return whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
+/* Returns whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
  * must be no gated activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
     return kernels.launch && k.norm >= 0 && k.aligned && k.in_halves == 1;
 }
 
-/* Return where the fused kernel stores the sum for backward: sum.data if forward saves the output of the pattern's
+/* Returns where the fused kernel stores the sum for backward: sum.data if forward saves the output of the pattern's
  * collective, else null. */
 TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum) {
     return r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved ? sum.data : 0;
@@ -464,7 +464,7 @@ TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum
 
 /* ---- host: all_reduce ([bias] [dropout] add [fork or output] norm, or norm add) ---------------------------------- */
 
-/* Return the number of rows that one launch of the fused all_reduce kernel computes. The result is 0 if the fused
+/* Returns the number of rows that one launch of the fused all_reduce kernel computes. The result is 0 if the fused
  * kernel cannot be used, because the kernel does not support the shapes or formats, x is not aligned to 16 bytes, or
  * there is no symmetric memory. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, te_value x, te_fused_collective kernels,
@@ -524,7 +524,7 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork or output] norm all_gather ---------------------------------- */
 
-/* Return the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. The
+/* Returns the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. The
  * result is 0 if the fused kernel cannot be used, because the kernel does not support the shapes or formats, a tensor
  * is not aligned to 16 bytes, or there is no symmetric memory. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, te_value x, te_value y,

@@ -28,8 +28,8 @@
  * one-shot is always used, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
-/* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
- * tensor of this size does not fit into the symmetric memory, if the group has no symmetric memory, or if
+/* Returns the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if
+ * a tensor of this size does not fit into the symmetric memory, if the group has no symmetric memory, or if
  * te_comm_config.all_reduce chooses NCCL for all-reduces. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > (kind == TE_PEER_all_reduce ? p->reduce_bytes : p->max_bytes)) return TE_PEER_none;
@@ -38,11 +38,11 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. The thread
- * sends its packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The
+/* In all kernels a thread works on every stride-th packet, where stride is the number of threads of the grid. The
+ * thread sends packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The
  * arguments `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is
- * compiled, or TE_PEER_MAX_RANKS if it is compiled for any number. aligned: 1 if the kernel is only launched where
- * te_peer_args.aligned is 1. */
+ * compiled, or TE_PEER_MAX_RANKS if the kernel is compiled for any number. aligned: 1 if the kernel is only launched
+ * where te_peer_args.aligned is 1. */
 
 /* Loads packet i of the tensor a->x into *x, and sends the packet to all other ranks. packets: the number of packets of
  * the tensor. */
@@ -237,7 +237,7 @@ TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, te_all_re
     if (algorithm == TE_ALL_REDUCE_one_shot) p->one_shot_bytes = p->max_bytes / (ranks - 1);
     if (algorithm == TE_ALL_REDUCE_two_shot || algorithm == TE_ALL_REDUCE_transport) p->one_shot_bytes = 0;
 }
-/* Return te_peer_memory.max_blocks for a device with this number of multiprocessors. */
+/* Returns te_peer_memory.max_blocks for a device with this number of multiprocessors. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 

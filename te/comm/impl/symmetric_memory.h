@@ -118,12 +118,12 @@ TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t ep
     TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
         a->state->epoch[k] = epoch + 1;
 }
-/* Return the address, within `buffer`, of the slot (16 bytes) that receives packet i from rank `from`, if each rank
+/* Returns the address, within `buffer`, of the slot (16 bytes) that receives packet i from rank `from`, if each rank
  * sends `count` packets. */
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Return whether a wait must end because this thread or another thread of this rank has reached the timeout. missing:
+/* Returns whether a wait must end because this thread or another thread of this rank has reached the timeout. missing:
  * bit mask of the ranks that the thread waits for; after a timeout the lowest of these ranks is reported as failed.
  * *since: the time when the wait began; *since must be 0 at the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
@@ -157,12 +157,12 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
         if (expected >> r & 1) te_packet_clear(te__peer_slot(a->local, a, epoch, r, count, i));
     return 1;
 }
-/* Return the rank that comes i places after this one, in a ring of all ranks. Each rank sends to the other ranks in
+/* Returns the rank that comes i places after this one, in a ring of all ranks. Each rank sends to the other ranks in
  * this order, so that not all ranks send to the same rank at once. */
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
-/* Return whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
+/* Returns whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
  * TE_PEER_MAX_RANKS. */
 TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
     return ranks < TE_PEER_MAX_RANKS || r < a->ranks;
@@ -231,7 +231,7 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Return an error if a rank timed out in an earlier collective of this group; the group can then no longer be used. */
+/* Returns an error if a rank timed out in an earlier collective of this group; the group can then no longer be used. */
 TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
     const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
@@ -240,7 +240,7 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Return the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: the size of x in an
+/* Returns the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: the size of x in an
  * all_reduce or an all_gather, of y in a reduce_scatter. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
@@ -255,7 +255,7 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.timeout = (uint64_t)(0.9e9 * g->comm->timeout);
     return a;
 }
-/* Return the arguments of the exchange in a fused pattern (fused_collective_norm.h) whose tensor has the given number
+/* Returns the arguments of the exchange in a fused pattern (fused_collective_norm.h) whose tensor has the given number
  * of rows, of row_bytes bytes each. A GEMM whose epilogue sends packets to the pattern has the same arguments. With
  * two-shot, a rank sends to each other rank only those rows that the receiving rank sums, so te_peer_args.bytes counts
  * only these rows. */

@@ -84,7 +84,7 @@ TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl,
     default: return ncclAllReduce(op->x, op->y, count, op->type, ncclSum, nccl, stream);
     }
 }
-/* Return a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective, the
+/* Returns a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective, the
  * hash covers the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size.
  * For an exchange, the hash covers the ranks of the messages. The hash is never 0. */
 TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
@@ -206,13 +206,13 @@ TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
-/* Return whether this rank can map the memory of the rank `other`, which is on the same host: `other` must be another
+/* Returns whether this rank can map the memory of the rank `other`, which is on the same host: `other` must be another
  * process, have a buffer of the same size, and choose the same algorithms. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && other->process != local->process && other->max_bytes == local->max_bytes &&
            other->one_shot_bytes == local->one_shot_bytes && other->reduce_bytes == local->reduce_bytes;
 }
-/* Return whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
+/* Returns whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
  * device memory for te_peer_info[size]. */
 TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS];
@@ -316,7 +316,7 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* Return the address of the CUDA driver's function with this name, or null if the driver has no such function. */
+/* Returns the address of the CUDA driver's function with this name, or null if the driver has no such function. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
@@ -335,8 +335,8 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word to
- * the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the other
+/* Returns whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word
+ * to the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the other
  * ranks wrote to its memory. All ranks must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {

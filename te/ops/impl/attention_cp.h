@@ -270,7 +270,7 @@ TE_API te_status te__cp_gather_launch(const te__cp_call *c, int i, int j) {
     return c->k->first(c->r->ctx, &a);
 }
 /* For the chunks of keys that both of this rank's chunks of queries see, adds the gradient from the first chunk of
- * queries to that from the second, so that this rank has one partial gradient for each chunk of keys. */
+ * queries to the gradient from the second chunk, so that this rank has one partial gradient for each chunk of keys. */
 TE_API te_status te__cp_gather_add(const te__cp_call *c) {
     const te__cp_range first = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 0));
     const te__cp_range second = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 1));

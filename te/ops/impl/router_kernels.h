@@ -68,7 +68,7 @@ TE_FN int te__is_computed(const te_routing *t, int64_t at) {
     const int e = t->expert[at];
     return (unsigned)(e - t->first) < (unsigned)t->count && t->row[at] - t->offset[e] < t->capacity;
 }
-/* Return the factors by which the input and the output of a token's j-th expert are multiplied. at: token * top_k +
+/* Returns the factors by which the input and the output of a token's j-th expert are multiplied. at: token * top_k +
  * j. */
 TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
 TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
@@ -351,8 +351,8 @@ TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t 
         a->at.row[i] = row, a->at.slot[row] = i;
     }
 }
-/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
- * logits, writes 12 bytes for each routed row. With exchanges 1 the kernel has only this rank's tokens;
+/* A block chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads
+ * the logits, writes 12 bytes for each routed row. With exchanges 1 the kernel has only this rank's tokens;
  * te_router_count_chosen then counts the tokens of all ranks. */
 TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
                             const int exchanges) {

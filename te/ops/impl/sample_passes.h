@@ -163,7 +163,7 @@ TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* Return the sum of a bin over the histograms of all blocks of the row. */
+/* Returns the sum of a bin over the histograms of all blocks of the row. */
 TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     uint64_t sum = 0;
     TE_UNROLL for (int k = 0; k < TE__SAMPLE_MAX_BLOCKS; k++) { /* all loads are in flight together */

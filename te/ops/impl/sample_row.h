@@ -131,7 +131,7 @@ TE_FN void te__sample_wait(const te__sample_team *t) {
     (void)t;
 #endif
 }
-/* Return the address of the shared memory of the row's block number `rank`. */
+/* Returns the address of the shared memory of the row's block number `rank`. */
 TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -161,13 +161,13 @@ TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
 TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
-/* Return the largest number of a vector, or NaN if one of the numbers is NaN. */
+/* Returns the largest number of a vector, or NaN if one of the numbers is NaN. */
 TE_FN float te__sample_max(const float x[8]) {
     float max = x[0];
     TE_UNROLL for (int k = 1; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(x[k]));
     return max;
 }
-/* Return the larger of x and `low`, or `low` if x is NaN. */
+/* Returns the larger of x and `low`, or `low` if x is NaN. */
 TE_FN float te__sample_at_least(float x, float low) { return fmaxf(x, low); }
 #else
 TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
@@ -199,14 +199,14 @@ TE_FN float te__sample_at_least(float x, float low) { return x > low ? x : low; 
 /* Products are added only by explicit fmaf: if the compiler could choose whether to contract a * b + c to an FMA, the
  * last bit could differ between targets. */
 
-/* Return the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
+/* Returns the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
-/* Return whether a row whose largest key is `top` has tokens that can be drawn. */
+/* Returns whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
-/* Return `key`, but at least the smallest key that can be drawn. */
+/* Returns `key`, but at least the smallest key that can be drawn. */
 TE_FN uint32_t te__sample_drawable(uint32_t key) {
     return key > TE__SAMPLE_KEY_MINUS_INF ? key : TE__SAMPLE_KEY_MINUS_INF + 1;
 }
@@ -221,8 +221,8 @@ TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temper
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
 }
 #define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: adding this number rounds a float to an integer */
-/* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
- * float whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
+/* Returns p such that p 2^n is 2^(d scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a float
+ * whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
  * series. */
 TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     TE__SUMS_AS_WRITTEN const float sum = fmaf(d, scale, TE__SAMPLE_ROUNDS), minus_n = TE__SAMPLE_ROUNDS - sum;
@@ -255,7 +255,7 @@ TE_FN te__sample_sums te__sample_without_offsets(te__sample_sums s, uint32_t ter
     s.low -= terms * te_bits_of_float(TE__SAMPLE_LOW_OFFSET);
     return s;
 }
-/* Return a sum without offsets as a mass, an integer number of units of 2^-44. */
+/* Returns a sum without offsets as a mass, an integer number of units of 2^-44. */
 TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
     return ((uint64_t)s.high << 24) + (uint64_t)((int64_t)(int32_t)s.low * 2);
 }
@@ -333,14 +333,14 @@ TE_FN void te__sample_penalise(te__sample_row *r) {
     r->penalties.presence = te__sample_param(o->presence_penalty, r->row, 0.0f);
     r->penalised = r->penalties.repetition != 1.0f || r->penalties.frequency != 0.0f || r->penalties.presence != 0.0f;
 }
-/* Return row r without mask and penalties: the logits as the model computed them. top: the largest key of these
+/* Returns row r without mask and penalties: the logits as the model computed them. top: the largest key of these
  * logits. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     r.penalised = 0, r.allowed = 0, r.top = top;
     return r;
 }
 
-/* Return bits `from` to from + n - 1 of a mask in the low n bits of the result, n <= 8. The other bits of the result
+/* Returns bits `from` to from + n - 1 of a mask in the low n bits of the result, n <= 8. The other bits of the result
  * are undefined. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
@@ -408,11 +408,11 @@ TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r,
     te__sample_load(&e, r, v);
     te__sample_keys_of(key, token, r, &e, v);
 }
-/* Return key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
+/* Returns key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
 TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
 TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
 
-/* Return the mass of a token with this key. The largest key of the row has the mass 2^44, even if its logit is
+/* Returns the mass of a token with this key. The largest key of the row has the mass 2^44, even if its logit is
  * +infinity. */
 TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
     te__sample_sums s = {0, 0};

@@ -235,7 +235,8 @@ TE_API size_t te__token_scratch_bytes(int64_t tokens, int width, te_dtype dtype)
     return TE_CUDA ? 0 : 3 * (size_t)(tokens * width) * te_dtype_bytes(dtype);
 }
 /* Sends this rank's rows to the ranks of their experts. own: the rows of this rank's tokens. all: [tokens, width],
- * receives the rows of other ranks that have an expert on this rank, and a copy of all of this rank's rows. */
+ * receives the rows of those tokens of other ranks that have an expert on this rank, and a copy of all rows of this
+ * rank. */
 TE_IF_USED TE_API te_status te__tokens_dispatch(const te_token_exchange *e, void *all, const void *own, void *scratch,
                                                 te_context *ctx) {
 #if TE_HAS_COMM_OVERLAP
