@@ -391,7 +391,7 @@ te_status te_comm_create(te_comm *, const te_comm_config *, te_context *) TE__NE
 void te_comm_destroy(te_comm *) TE__NEEDS_COMM_OPTION;
 #endif
 #endif
-/* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
+/* Waits for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 

@@ -189,7 +189,7 @@ TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int 
     if (stage != to) return;
     slot->receive[pass.kind == TE_PIPELINE_backward] = input, slot->from[pass.kind == TE_PIPELINE_backward] = from;
 }
-/* Write the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the
+/* Writes the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the
  * number of slots, which is the same for each stage: 2 * (chunks * micro_batches + stages - 1) if there is one chunk or
  * `stages` divides micro_batches, else more. Returns 0 if the sizes or the stage are not valid. */
 TE_API int te_pipeline_schedule(te_pipeline_slot *slot, int capacity, te_pipeline p, int stage) {

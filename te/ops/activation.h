@@ -162,7 +162,7 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* Compute the gradient of a gated activation y = f(a) b. On entry v holds dy; on return v holds the gradient of a, and
+/* Computes the gradient of a gated activation y = f(a) b. On entry v holds dy; on return v holds the gradient of a, and
  * g the gradient of b. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;

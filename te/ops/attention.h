@@ -508,8 +508,8 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Set a->cache to the layer of the batch's key-value cache that belongs to op i. cached: the function that launches the
- * kernels for a cache; null if the op was declared without the option cache. */
+/* Sets a->cache to the layer of the batch's key-value cache that belongs to op i. cached: the function that launches
+ * the kernels for a cache; null if the op was declared without the option cache. */
 TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
                                          te_attention_launch_fn cached) {
     const te_cache *c = r->batch->cache;
@@ -530,7 +530,7 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     a->cache = te__cache_of_layer(c, layer);
     return TE_OK;
 }
-/* Run the forward of an attention. The kernels read and write tensors in the dtype of the op list, except that their
+/* Runs the forward of an attention. The kernels read and write tensors in the dtype of the op list, except that their
  * output may be in FP8. fp8_output: the value of the option fp8_output with which the kernels were declared. cached:
  * the function that launches the kernels for a key-value cache; null if the op has no option cache. cp: the kernels for
  * sequences that are split over several ranks; null if the op has no such kernels. */
@@ -577,7 +577,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Run the backward of an attention. sum: memory for partial sums of the columns of dqkv, from which the gradient of a
+/* Runs the backward of an attention. sum: memory for partial sums of the columns of dqkv, from which the gradient of a
  * bias op in front of the attention is computed; null if no bias is in front. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {

@@ -16,8 +16,7 @@
  *     (cross_attention, cross, keys, 8, 8, 64), ...
  * Each sequence of the batch attends to its own te_batch.memory_seq rows of the memory, which is here the encoder's
  * output. Backward stores the gradient of the memory in te_edge.grad. If the keys and values were computed beforehand,
- * pass them as (input, keys, 2 * 512, (rows, memory)), and leave out `enc` and the ops that compute the keys from
- * `enc`.
+ * pass them as (input, keys, 2 * 512, (rows, memory)), and leave out `enc` and the ops that compute the keys.
  *
  * The last query is at the position of the last key: with q queries and k keys, the causal mask and windows treat query
  * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A causal query

@@ -93,7 +93,7 @@ TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
 }
 TE_KERNEL_IF_USED(te_loss_sum, TE_LOSS_MEAN_THREADS, 1, te_loss_mean_args, te_loss_sum_body(te_args))
 
-/* Store scale / count, the gradient of each row's loss, in out[row] for every row. */
+/* Stores scale / count, the gradient of each row's loss, in out[row] for every row. */
 TE_FN void te_fill_loss_grad_body(const te_loss_mean_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_FILL_LOSS_GRAD_THREADS, &group);
@@ -321,8 +321,8 @@ TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, con
     }
 }
 
-/* Compute the forward of one row: store the loss and, in training, the row's softmax statistics. Memory traffic: reads
- * the logits. */
+/* Computes the forward of one row: stores the loss and, in training, the row's softmax statistics. Memory traffic:
+ * reads the logits. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
@@ -330,7 +330,7 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Compute the backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the
+/* Computes the backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the
  * logits, writes their gradient. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
@@ -339,7 +339,7 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Compute the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary
+/* Computes the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary
  * and begins at column a->first. */
 TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
                                        te_dtype dtype, const te_loss_options o) {
@@ -348,7 +348,7 @@ TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block 
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Compute the loss and the gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time
+/* Computes the loss and the gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time
  * from the caches, and writes their gradient. */
 TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                           te_dtype dtype, const te_loss_options o) {
@@ -362,8 +362,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Set the members of *a that come from the batch, such as the sizes and the labels, and check their values. A dry run,
- * which only determines the memory sizes, has no batch and checks nothing. */
+/* Sets the members of *a that come from the batch, such as the sizes and the labels, and checks their values. A dry
+ * run, which only determines the memory sizes, has no batch and checks nothing. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -392,7 +392,7 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te__set_current(r, y);
     return TE_OK;
 }
-/* Set every row of dy, the gradient of the losses, to batch.loss_scale / batch.loss_count. dy lies in scratch memory,
+/* Sets every row of dy, the gradient of the losses, to batch.loss_scale / batch.loss_count. dy lies in scratch memory,
  * which the dry run counts as part of the workspace. */
 TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
@@ -410,10 +410,10 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* Set *dy to the gradient of the losses, [rows, 1] in f32: the caller's dy or, if batch.loss_count is given, loss_scale
- * / loss_count for every row. If the caller gives neither a dy nor a loss_count, *dy has no data, and the gradient of
- * every row is batch.loss_scale. Acquire all other memory that the op needs before the call, because this function may
- * take scratch memory. */
+/* Sets *dy to the gradient of the losses, [rows, 1] in f32: the caller's dy or, if batch.loss_count is given,
+ * loss_scale / loss_count for every row. If the caller gives neither a dy nor a loss_count, *dy has no data, and the
+ * gradient of every row is batch.loss_scale. Acquire all other memory that the op needs before the call, because this
+ * function may take scratch memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -479,8 +479,8 @@ TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_bloc
     p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
     a->part[a->rank * a->rows + b.x] = p;
 }
-/* Compute the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes, a te_loss_partial, for each
- * row and rank. */
+/* Computes the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes, a te_loss_partial, for
+ * each row and rank. */
 TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOSS_COMBINE_LANES, &group);
@@ -515,7 +515,7 @@ typedef struct te_vocab_parallel {
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 
-/* Set all members of *a except the pointer to the logits, and acquire memory for the te_loss_partial of all ranks. y:
+/* Sets all members of *a except the pointer to the logits, and acquires memory for the te_loss_partial of all ranks. y:
  * the value that receives the losses. */
 TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
                                           const te_vocab_parallel *l) {

@@ -44,7 +44,7 @@ TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     /* only the upper 16 bits decide the comparison, because the lower 16 bits of limit << 16 are 0 */
     return (e % 2 ? u : u << 16) < limit << 16;
 }
-/* Load the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
+/* Loads the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
  * stores. The asm statement is volatile, so that the compiler repeats the load for every eight elements. Otherwise the
  * compiler would hold the state and its round keys in registers for the whole kernel, and would have to spill the
  * column sums that backward accumulates. For narrow rows a plain load reads the state once. */
@@ -59,8 +59,8 @@ TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
     return *rng;
 #endif
 }
-/* Apply dropout to eight elements: set each to 0 or multiply it by the factor. If the row does not begin at a multiple
- * of eight elements, the eight elements belong to two Philox calls with successive counters. */
+/* Applies dropout to eight elements: sets each to 0 or multiplies it by the factor. If the row does not begin at a
+ * multiple of eight elements, the eight elements belong to two Philox calls with successive counters. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at) + s->first;
     const te_rng rng = te_load_rng(s->rng, at.width);

@@ -93,8 +93,8 @@ typedef struct te_stage {
                                    * random numbers */
 } te_stage;
 
-/* Load eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If the
- * eight elements have been prefetched, the function takes them from registers, else from memory. */
+/* Loads eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If
+ * the eight elements have been prefetched, the function takes them from registers, else from memory. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);

@@ -250,7 +250,7 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Compute the backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the
+/* Computes the backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the
  * gradient of w. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {

@@ -319,7 +319,7 @@ TE_BOTH te_modulate_shape te_modulate_shape_of(te_modulate_options o, int width,
     k.options = o, k.f = f, k.width = width, k.edge_width = edge_width, k.by_row = by_row;
     return k;
 }
-/* Load the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x scale + shift.
+/* Loads the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x scale + shift.
  * edge_row: the row of the fork's value that holds the factors and summands. For modulate, scale includes the 1 of 1 +
  * scale. */
 TE_FN void te_modulate_load(float scale[8], float shift[8], const te_modulate_args *a, te_modulate_shape k,
@@ -366,7 +366,7 @@ TE_FN void te_modulate_rows(const te_modulate_args *a, te_block b, te_modulate_s
 /* A block of te_modulate_gradient sums TE_MODULATE_LANES * 8 columns over the rows of one sequence. With 4 lanes, 32
  * columns, there are enough blocks even for few sequences, and a row is still read 64 bytes or more at a time. */
 enum { TE_MODULATE_LANES = TE_CUDA ? 4 : 1, TE_MODULATE_GROUPS = TE_CUDA ? 64 : 1 };
-/* Compute the gradient of the fork's value for sequence b.y, in 8 * TE_MODULATE_LANES columns that begin at column b.x
+/* Computes the gradient of the fork's value for sequence b.y, in 8 * TE_MODULATE_LANES columns that begin at column b.x
  * * 8 * TE_MODULATE_LANES. Memory traffic: reads dy and, for scale and gate, the saved x; writes a row for each
  * sequence. */
 TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modulate_shape k) {

@@ -193,7 +193,7 @@ enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
     TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
 
-/* Compute y = a + b, the sum of two gradients of a fork. Memory traffic: reads two tensors, writes one. */
+/* Computes y = a + b, the sum of two gradients of a fork. Memory traffic: reads two tensors, writes one. */
 TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOAD_THREADS, &group);
@@ -215,8 +215,8 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* Set `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from the
- * format of `to`. */
+/* Sets `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from
+ * the format of `to`. */
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);

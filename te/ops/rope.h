@@ -21,8 +21,7 @@
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
- * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With the option `first`, rope is not
- * fused.
+ * columns, in v as well, so value_dim must then be a multiple of head_dim. With the option `first`, rope is not fused.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -529,7 +528,7 @@ TE_API te_status te__rope_given(te_rope_args *a, const te_run *r, int i) {
     a->frequencies = (const float *)e->value.data;
     return TE_OK;
 }
-/* Set *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
+/* Sets *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
 TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
@@ -540,8 +539,8 @@ TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value
     return te__rope_given(a, r, i);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Apply op i, a rope, to the current value of the pass (te_run.current), and make the result y the current value. If y
- * has no memory, no kernel runs. */
+/* Applies op i, a rope, to the current value of the pass (te_run.current), and makes the result y the current value. If
+ * y has no memory, no kernel runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     TE_TRY(te__rope_args(&a, r, i, y));

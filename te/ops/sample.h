@@ -322,7 +322,7 @@ TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sampl
     p.bound_k = te__sample_drawable(p.bound_k), p.bound_top = te__sample_drawable(p.bound_top);
     return p;
 }
-/* Send this lane's sum of masses of the second pass to the first block, and wait for all blocks. */
+/* Sends this lane's sum of masses of the second pass to the first block, and waits for all blocks. */
 TE_FN void te__sample_send_mass(uint64_t sum, const te__sample_team *t) {
     sum = te_warp_sum_u64(sum);
     if (t->g.id % TE__SAMPLE_WARP == 0)
@@ -343,7 +343,7 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Store the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
+/* Stores the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
  * can be drawn, the token list contains all these tokens, and possibly other tokens. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
@@ -361,7 +361,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint6
     TE_UNROLL_1 for (int i = found + t->g.id; i < o->top; i += t->g.count)
         o->top_token[at + i] = -1, o->top_log_prob[at + i] = usable ? -INFINITY : NAN;
 }
-/* Store the results of a row. Only one lane of the row calls this function. */
+/* Stores the results of a row. Only one lane of the row calls this function. */
 TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
     const te_sampling *o = &r->a->of;
     o->token[r->row] = token;

@@ -135,7 +135,7 @@ TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, 
 
 /* ---- device: send a row to be summed ----------------------------------------------------------------------------- */
 
-/* Load this lane's vectors, of eight elements each, of row `row` of x. */
+/* Loads this lane's vectors, of eight elements each, of row `row` of x. */
 TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p, const te_pointwise_shape k,
                               int64_t row, te_lanes g) {
     TE_UNROLL for (int j = 0; j < k.chunks; j++) {
@@ -143,7 +143,7 @@ TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p,
         if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
     }
 }
-/* Send this lane's vectors of a row, which row_x holds, to rank `to`. */
+/* Sends this lane's vectors of a row, which row_x holds, to rank `to`. */
 TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch, int to,
                                  te_fused_row_place s, const te_vec8 *row_x, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -158,7 +158,7 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
         }
     }
 }
-/* Send a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
+/* Sends a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
  * reduce_scatter .. all_gather, each other rank gets a different row, namely the row with index `row` among the rows
  * that the receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this
  * row is sent. The epoch is loaded at the same time as x, because the epoch is used only after the loads of x have been
@@ -183,10 +183,10 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* Set *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, only the owner of the row
- * computes the sum; the owner then sends the sum to the other ranks, which receive the sum here. Otherwise every rank
- * that needs the sum computes it. After a timeout the lane does not return but continues with a wrong sum, because the
- * other lanes of the row wait for this lane in the norm's reductions. */
+/* Sets *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, only the owner of the
+ * row computes the sum; the owner then sends the sum to the other ranks, which receive the sum here. Otherwise every
+ * rank that needs the sum computes it. After a timeout the lane does not return but continues with a wrong sum, because
+ * the other lanes of the row wait for this lane in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;

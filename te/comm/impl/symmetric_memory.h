@@ -170,7 +170,7 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* Set *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
+/* Sets *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
  * the ranks, so their sums are bitwise identical. A caller that sends the sum must first call te_packet_escape, because
  * the sum may have the bit pattern that marks an empty slot. Returns 0 after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,

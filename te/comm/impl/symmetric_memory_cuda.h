@@ -142,7 +142,7 @@ TE_API te_status te__nccl_run_by_thread(ncclResult_t *result, const te_group *g,
     free(t);
     return TE_OK;
 }
-/* Enqueue an operation. NCCL connects two ranks only when an operation first needs the connection (for collectives
+/* Enqueues an operation. NCCL connects two ranks only when an operation first needs the connection (for collectives
  * unless NCCL_RUNTIME_CONNECT is 0, for sends and receives always). The groups' communicators are blocking, so NCCL
  * connects inside this call and waits for the other rank without a limit; a rank that hangs or has died would block the
  * host. Therefore the first operation of each signature is enqueued by another thread, with a time limit. Later

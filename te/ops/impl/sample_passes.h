@@ -152,8 +152,8 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     left_out = te_warp_sum_u64(left_out);
     if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* Append to the token list those tokens that the filters keep (te__sample_is_kept) and whose keys are at least `least`.
- * Returns 1 if all these tokens fit into the token list. */
+/* Appends to the token list those tokens that the filters keep (te__sample_is_kept) and whose keys are at least
+ * `least`. Returns 1 if all these tokens fit into the token list. */
 TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
     p->kind = TE__SAMPLE_GATHER, p->least = least;
     run(p);
@@ -173,7 +173,7 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     }
     return sum;
 }
-/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. With
+/* Finds the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. With
  * descending 1 the sum begins at the last of these bins. All lanes of all blocks return the same result. If the
  * histogram is empty, bin and inside are 0. */
 TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish w, const te__sample_team *t) {
@@ -197,7 +197,7 @@ TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish
     te__sample_sync(t); /* wait until no block reads the histogram of another block any more */
     return t->s->found;
 }
-/* Find the token of chunk f.bin at which the sum over the chunk reaches f.rest. Every block does this redundantly. */
+/* Finds the token of chunk f.bin at which the sum over the chunk reaches f.rest. Every block does this redundantly. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -224,8 +224,8 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Run p->selection. p->value becomes the key or token that the selection finds; p->found.inside is 0 if all amounts are
- * 0. */
+/* Runs p->selection. p->value becomes the key or token that the selection finds; p->found.inside is 0 if all amounts
+ * are 0. */
 TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void (*pass)(te__sample_pass *)) {
     const te__sample_selection s = p->selection;
     te__sample_row row = p->row;

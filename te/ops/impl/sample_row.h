@@ -147,7 +147,7 @@ TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
     const uint32_t high = (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
     if (high) atomicAdd(&s->high[bin], high);
 }
-/* Add amount[k] to bin[k] of the histogram, for all k. The atomic operations that return a value are in flight
+/* Adds amount[k] to bin[k] of the histogram, for all k. The atomic operations that return a value are in flight
  * together. */
 TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_t amount[8]) {
     uint32_t old[8];
@@ -221,8 +221,8 @@ TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temper
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
 }
 #define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: adding this number rounds a float to an integer */
-/* Returns p such that p 2^n is 2^(d scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a float
- * whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
+/* Returns p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
+ * float whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
  * series. */
 TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     TE__SUMS_AS_WRITTEN const float sum = fmaf(d, scale, TE__SAMPLE_ROUNDS), minus_n = TE__SAMPLE_ROUNDS - sum;
@@ -238,7 +238,7 @@ TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
 typedef struct te__sample_sums { uint32_t high, low; } te__sample_sums;
 #define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: adding it rounds a float to a multiple of 2^-20 */
 #define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: rounds to a multiple of 2^-43 */
-/* Add 2^(d * scale) to the sum, rounded to a multiple of 2^-43. d * scale must lie in [-57, 0]. Adding one of the two
+/* Adds 2^(d * scale) to the sum, rounded to a multiple of 2^-43. d * scale must lie in [-57, 0]. Adding one of the two
  * offsets above rounds a float to a multiple of 2^-20 or 2^-43, and the bits of the result, taken as an integer, count
  * these multiples. All other operations are exact. Most of these instructions run on the FMA pipe, which has twice the
  * throughput of the integer pipe. */
@@ -324,7 +324,7 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
-/* Set the penalties of the row. The penalties are not set in te__sample_row_of, so that the first logits can be loaded
+/* Sets the penalties of the row. The penalties are not set in te__sample_row_of, so that the first logits can be loaded
  * before the parameters have arrived. */
 TE_FN void te__sample_penalise(te__sample_row *r) {
     const te_sampling *o = &r->a->of;
@@ -351,7 +351,7 @@ TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
 /* Returns the format of a vector in registers: on CUDA the format of the logits, on the host f32, because the host
  * converts each vector right after loading. */
 TE_FN te_dtype te__sample_format(const te__sample_row *r) { return TE_CUDA ? r->dtype : TE_f32; }
-/* Load vector v. Elements beyond the end of the row become -infinity, even if the whole vector lies beyond the end. */
+/* Loads vector v. Elements beyond the end of the row become -infinity, even if the whole vector lies beyond the end. */
 TE_FN void te__sample_load(te_vec8 *e, const te__sample_row *r, int v) {
     const te_dtype format = te__sample_format(r);
     const uint32_t half = format == TE_bf16 ? 0xff80u : 0xfc00u; /* -infinity in 16 bits */
@@ -383,8 +383,8 @@ TE_FN void te__sample_fetch(te__sample_held *h, const te__sample_row *r, int i) 
     TE_UNROLL for (int j = 0; j < TE__SAMPLE_AHEAD(r->dtype); j++)
         te__sample_load(&h->e[j], r, te__sample_vector(r, i, j));
 }
-/* Compute the keys of vector v, which has the elements e, after mask and penalties: key[k] belongs to token *token + k,
- * and cannot be drawn if that token is not allowed or lies beyond the row's end. */
+/* Computes the keys of vector v, which has the elements e, after mask and penalties: key[k] belongs to token *token +
+ * k, and cannot be drawn if that token is not allowed or lies beyond the row's end. */
 TE_FN void te__sample_keys_of(uint32_t key[8], int *token, const te__sample_row *r, const te_vec8 *e, int v) {
     const te_columns c = te_columns_at(r->first + 8 * v, r->width);
     float x[8];
@@ -402,7 +402,7 @@ TE_FN void te__sample_keys_of(uint32_t key[8], int *token, const te__sample_row 
     const uint32_t allowed = r->allowed && v < r->vectors ? te__sample_bits(r->allowed, c.from, c.n) : 0xffu;
     TE_UNROLL for (int k = 0; k < 8; k++) key[k] = allowed >> k & 1 ? te__sample_key(x[k]) : 0;
 }
-/* Load vector v, and compute its keys. */
+/* Loads vector v, and computes its keys. */
 TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
     te_vec8 e;
     te__sample_load(&e, r, v);
@@ -427,7 +427,7 @@ typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS
 TE_FN int te__sample_is_kept(const te__sample_row *r, uint32_t key, int token) {
     return (key > r->cut_key) | ((key == r->cut_key) & (token <= r->cut_token));
 }
-/* Compute the amounts of eight tokens, of which the first is `token`. There are no branches on a token, so that the
+/* Computes the amounts of eight tokens, of which the first is `token`. There are no branches on a token, so that the
  * arithmetic of all eight is in flight together. */
 TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const uint32_t key[8], int token,
                               te__sample_sum sum) {
