@@ -7,7 +7,7 @@
  * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]. The fork or
  * input may have another number of rows than the queries, as with the output of an encoder (Vaswani et al. 2017; Raffel
  * et al. 2020, T5). A row of the output has heads * head_dim columns. With the option value_dim, the head size of v, a
- * row of `kv` has kv_heads * (head_dim + value_dim) columns and a row of the output heads * value_dim.
+ * row of `kv` has kv_heads * (head_dim + value_dim) columns, and a row of the output has heads * value_dim.
  *
  * Do this: compute the queries, then keys and values from the encoder's output, and continue with the queries:
  *     (input, enc, 512, (rows, memory)), ...
