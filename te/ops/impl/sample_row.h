@@ -83,7 +83,7 @@ typedef struct te__sample_shared {
     uint64_t mass[TE__SAMPLE_MAX_BLOCKS][TE_SAMPLE_THREADS / TE__SAMPLE_WARP]; /* [block, warp]: sums of masses of plain
                                                                                * logits; only in a row's first block */
     te__sample_found found;
-    uint64_t total; /* a sum of masses over the list */
+    uint64_t total; /* a sum of masses over the token list */
     uint32_t noted;  /* number of vectors noted in `low`; if more than the size of `low`, some vectors were dropped */
     uint32_t listed; /* number of entries appended to the token list; if more than the list's capacity, some entries
                       * were dropped */
