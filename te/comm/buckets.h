@@ -14,15 +14,15 @@
  *     TE_TRY(te_adamw_step(&opt, &ctx));
  *     te_buckets_destroy(&buckets);                                      // before te_comm_destroy
  *
- * Between te_buckets_begin and te_buckets_finish only these backwards may access the gradients: an optimizer step,
- * te_reduce_gradients and a second backward of a model return an error. A captured step (te_graph) must contain both
- * calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is first summed over the
- * tensor group, on the context's stream.
+ * Between te_buckets_begin and te_buckets_finish only the backwards of the last micro-batch may access the gradients:
+ * an optimizer step, te_reduce_gradients and a second backward of a model return an error. A captured step (te_graph)
+ * must contain both calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is
+ * first summed over the tensor group, on the context's stream.
  *
- * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
- * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines add in the
- * order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host nothing
- * overlaps: backward waits for each reduction. */
+ * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas the two sums
+ * may differ in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines
+ * add in the order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host
+ * nothing overlaps: backward waits for each reduction. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
 
@@ -34,8 +34,8 @@
 #include "reduce_gradients.h"   /* te__grad_range, te__is_reduced */
 
 typedef struct te_buckets_config {
-    /* the largest size of a bucket, counting 4 bytes for each gradient element; the gradient of a parameter that is
-     * larger becomes a bucket by itself */
+    /* the largest size of a bucket, counting 4 bytes for each gradient element; a single gradient that is larger
+     * becomes a bucket by itself */
     int64_t bytes;
     /* 1 or the size of the data group (te_data_group(ctx)->size); must be equal to te_adamw_config.shards. With 1 each
      * rank gets the sums of all gradients, which Muon requires. With the group's size each rank gets only the sums of
@@ -64,9 +64,9 @@ TE_API te_buckets_config te_buckets_defaults(void) {
     return c;
 }
 
-/* The gradient of one parameter, or of several tied ones. bucket: the index of its bucket. uses: the number of
- * parameters that share the gradient; each of their backwards adds to it. pending: the number of these backwards that
- * have not run yet since te_buckets_begin. */
+/* The gradient of one parameter, or of several tied parameters. bucket: the index of the gradient's bucket. uses: the
+ * number of parameters that share the gradient; the backward of each of these parameters adds to the gradient. pending:
+ * the number of these backwards that have not run yet since te_buckets_begin. */
 typedef struct te__bucket_grad { const te_param *param; int bucket, uses, pending; } te__bucket_grad;
 /* A bucket: the gradients te_buckets.grad[first] to grad[first + count - 1]. In memory these gradients lie in the
  * reverse order. from: the address of the first element in memory; elements: the number of elements, with the padding
@@ -87,10 +87,10 @@ typedef struct te__bucket {
  * backward of the model has run since te_buckets_begin. */
 typedef struct te__bucket_model { int first, ran; } te__bucket_model;
 
-/* The buckets of some models. The struct must stay at its address, because the models point to it. */
+/* The buckets of some models. The struct must stay at its address, because the models hold pointers to the struct. */
 typedef struct te_buckets {
-    /* the callbacks that backward calls. This must be the first member, because the callbacks cast their te_watch * to
-     * a te_buckets * */
+    /* the callbacks that backward calls. `watch` must be the first member, because the callbacks cast their te_watch *
+     * to a te_buckets * */
     te_watch watch;
     te_buckets_config config;
     te_model *const *models;
@@ -113,7 +113,7 @@ typedef struct te_buckets {
 
 /* ---- tables ------------------------------------------------------------------------------------------------------ */
 
-/* Return a hash of the gradients' addresses and of which parameters are tied or frozen. The hash changes when a model
+/* Returns a hash of the gradients' addresses and of which parameters are tied or frozen. The hash changes when a model
  * is bound to other memory, or when other parameters become frozen or tied. */
 TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
     uint64_t sum = 1;
@@ -124,8 +124,8 @@ TE_API uint64_t te__buckets_fingerprint(const te_buckets *b) {
         }
     return sum;
 }
-/* Return the entry in te_buckets.grad for the gradient that p's backward writes, which for a tied parameter is the
- * gradient of the parameter it is tied to. Null if the gradient is in no bucket. */
+/* Returns the entry in te_buckets.grad for the gradient that p's backward writes. If p is tied to another parameter,
+ * this is the gradient of that other parameter. Null if the gradient is in no bucket. */
 TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *p) {
     const te_param *owner = p->tied ? p->with : p;
     if (!te_is_trained(p)) return 0;
@@ -137,7 +137,7 @@ TE_API te__bucket_grad *te__bucket_grad_of(const te_buckets *b, const te_param *
     return 0;
 }
 /* Adds p's gradient to the last bucket, or begins a new bucket with it. With config.shards > 1, each model has one
- * bucket. With config.shards 1, a new bucket begins if the last one would exceed config.bytes, or if the gradient is
+ * bucket. With config.shards 1, a new bucket begins if the last bucket would exceed config.bytes, or if the gradient is
  * not adjacent to the last bucket in memory. */
 TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     const int64_t elements = te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
@@ -155,9 +155,9 @@ TE_API void te__bucket_add(te_buckets *b, int model, const te_param *p) {
     k->count++, k->from = p->grad, k->elements += elements;
 }
 /* Counts the uses of each gradient, and marks the exposed buckets, whose reduction cannot run at the same time as a
- * GEMM of backward. Backward runs from the last op of the last model to the first op of the first model, so its last
- * GEMM belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before it, the
- * bucket becomes final only after this GEMM. */
+ * GEMM of backward. Backward runs from the last op of the last model to the first op of the first model, so backward's
+ * last GEMM belongs to the first op that has a GEMM. If a bucket contains a parameter of that op or of an op before it,
+ * the bucket becomes final only after this GEMM. */
 TE_API void te__buckets_count_uses(te_buckets *b) {
     /* the number of GEMMs in the ops before op k of model i, in the order of forward */
     int gemms = 0;
@@ -203,7 +203,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce_copies(const te_buckets *b, const 
     for (int i = k->first; i < k->first + k->count; i++) TE_TRY(te__reduce_copies(b->grad[i].param, ctx));
     return TE_OK;
 }
-/* Enqueues the reduction of a bucket, all of whose gradients are final: no backward will add to them any more. */
+/* Enqueues the reduction of a bucket, all of whose gradients are final, which means that no later backward adds to the
+ * gradients. */
 TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_context *ctx) {
     te__grad_range range = {0, 0};
     k->started = 1;
@@ -222,8 +223,8 @@ TE_IF_USED TE_API te_status te__bucket_reduce(te_buckets *b, te__bucket *k, te_c
     return status;
 }
 /* The callback te_watch.is_final, which a backward calls when it has written p's gradient. If all backwards that write
- * this gradient have now run, the gradient is final. If it was the last gradient of its bucket to become final, the
- * function enqueues the bucket's reduction. */
+ * this gradient have now run, the gradient is final. If all gradients of the bucket are final now, the function
+ * enqueues the bucket's reduction. */
 TE_IF_USED TE_API te_status te__buckets_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te_buckets *b = (te_buckets *)(void *)w;
     te__bucket_grad *g = te__bucket_grad_of(b, p);
@@ -279,8 +280,8 @@ TE_API void te_buckets_destroy(te_buckets *b) {
     free(b->bucket);
     memset(b, 0, sizeof *b);
 }
-/* Compares the settings that must be the same on all ranks of the data group; otherwise the ranks' reductions would
- * not match. */
+/* Compares the settings that must be the same on all ranks of the data group, because the ranks' reductions must
+ * match. */
 TE_IF_USED TE_API te_status te__buckets_compare(const te_buckets *b, te_context *ctx) {
     te_setting same[6];
     double elements = 0;

@@ -8,11 +8,11 @@
  *
  * The input of all_gather and the output of reduce_scatter have the rows of one rank (TE_ROWS_shard); the output of
  * all_gather and the input of reduce_scatter have a row for each token (TE_ROWS_tokens). In Megatron-LM, copy_to_group
- * is called f and all_reduce is called g. te/fuse/impl/list_checks.h checks which ops may precede and follow these
- * four. With a communicator of one rank the four ops copy or do nothing, so the same model can be trained on one rank
- * or many.
+ * is called f and all_reduce is called g. te/fuse/impl/list_checks.h checks which ops may precede and follow these four
+ * collectives. With a communicator of one rank the four ops copy or do nothing, so the same model can be trained on one
+ * rank or many.
  *
- * Each of these ops runs by itself (impl/collective_step.h), unless it belongs to a fused pattern. Such a pattern
+ * Each of these ops runs by itself (impl/collective_step.h), unless the op belongs to a fused pattern. Such a pattern
  * begins with all_reduce, or begins with reduce_scatter and ends with all_gather (impl/fused_collective_norm.h). On
  * CUDA an all_gather may be deferred to the step of the linear that follows, and the GEMM of a linear may be deferred
  * to the step of the reduce_scatter or the pattern that follows; the collective and the GEMM then overlap.

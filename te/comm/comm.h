@@ -15,8 +15,9 @@
  * A call that waits for other ranks returns TE_ERROR_COMM if a rank of its group has failed, or after `timeout`
  * seconds. On the host every collective waits for other ranks, so every collective can return this error. On CUDA
  * collectives are only enqueued, and te_comm_synchronize, which waits for them, returns the error. There is one
- * exception: the first collective of each kind and size connects the ranks, so it may wait for other ranks and return
- * the error itself. After TE_ERROR_COMM the communicator cannot be used: the process should save its state and exit.
+ * exception: the first collective of each kind and size connects the ranks, so this collective may wait for other ranks
+ * and return the error itself. After TE_ERROR_COMM the communicator cannot be used: the process should save its state
+ * and exit.
  */
 #ifndef TE_COMM_COMM_H
 #define TE_COMM_COMM_H
@@ -32,9 +33,9 @@ typedef struct te_comm_config {
     int rank, size;
     int tensor;       /* the number of ranks in a tensor group; `size` must be a multiple of `tensor` * `context` *
                        * `pipeline` */
-    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v. It is 1,
-                       * or `tensor` / kv heads if a model has fewer kv heads than `tensor`, and equals the option
-                       * (copies, ..) of a linear (docs/ranks.md) */
+    int copies;       /* the number of consecutive ranks of a tensor group that hold the same heads of k and v. The
+                       * number is 1 or, if a model has fewer kv heads than `tensor`, `tensor` / kv heads. The number
+                       * must equal the option (copies, ..) of the model's linears (docs/ranks.md) */
     int context;      /* the number of ranks in a context group, over which each sequence is split
                        * (te/context_parallel.h); 1 if sequences are not split */
     int pipeline;     /* the number of stages of a pipeline (te/comm/pipeline.h), or 1 if each rank runs whole models.
@@ -45,8 +46,8 @@ typedef struct te_comm_config {
      * symbolic link is not followed */
     const char *file;
     /* CUDA, instead of `file`: "host:port", an address of rank 0's host. Rank 0 listens there until all ranks have
-     * connected, and passes them NCCL's unique id. If it is null, rank 0 does not listen. Each rank must prove that it
-     * knows the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the
+     * connected, and passes them NCCL's unique id. If `address` is null, rank 0 does not listen. Each rank must prove
+     * that it knows the secret, which has at least 16 characters and is the same on all ranks; if `secret` is null, the
      * environment variable TE_COMM_SECRET is used (te/comm/impl/comm_address.h) */
     const char *address, *secret;
     /* the name of this rank's host; null stands for the system's host name. Two ranks count as being on one host if
@@ -62,9 +63,9 @@ typedef struct te_comm_config {
     /* the longest time, in seconds, that a call, such as te_comm_create, waits for other ranks */
     double timeout;
     /* CUDA: collectives on tensors of up to peer_bytes bytes go through symmetric memory, collectives on larger tensors
-     * through NCCL. With 0 all collectives go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, all
-     * of these are processes on one host, and their devices can access each other. The tensor and the data group then
-     * take 4 * peer_bytes bytes of each device each; the world group takes 64 MiB at most. */
+     * through NCCL. With 0 all collectives go through NCCL. A group gets symmetric memory if it has 2 to 8 ranks, if
+     * these ranks are processes on one host, and if their devices can access each other. On each device, the tensor
+     * group and the data group then take 4 * peer_bytes bytes each, and the world group at most 64 MiB. */
     int64_t peer_bytes;
     te_all_reduce_algorithm all_reduce; /* CUDA: the algorithm of all-reduces; must be the same on all ranks */
     /* CUDA, Hopper: an all-gather or a reduce-scatter of a tensor of up to overlap_bytes bytes (the rows of all ranks)
@@ -76,7 +77,7 @@ typedef struct te_comm_config {
 /* the default of peer_bytes. On two H200s, symmetric memory is at least as fast as NCCL for tensors of up to 16 MiB */
 enum { TE_PEER_DEFAULT_BYTES = 16 << 20 };
 
-/* Return the default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60
+/* Returns the default config: all ranks are replicas of each other (tensor groups of one rank), and the timeout is 60
  * seconds. */
 TE_API te_comm_config te_comm_defaults(void) {
     te_comm_config c;
@@ -86,7 +87,7 @@ TE_API te_comm_config te_comm_defaults(void) {
     return c;
 }
 /* A launcher, and the environment variables that it sets. A process was started by this launcher if the three variables
- * `rank`, `size` and `also` are set. If rank and size suffice to recognise a launcher, `also` repeats one of them.
+ * `rank`, `size` and `also` are set. If rank and size suffice to recognise a launcher, `also` repeats `rank` or `size`.
  * local: the variable with the number of the process among the processes on its host. */
 typedef struct te__launcher { const char *name, *rank, *size, *also, *local; } te__launcher;
 
@@ -127,9 +128,9 @@ TE_API void te_comm_rank_from_env(int *rank, int *size) {
     *rank = l ? te__env_number(l->rank) : 0, *size = l ? te__env_number(l->size) : 1;
     if (*rank < 0 || *rank >= *size) *rank = *size = -1;
 }
-/* Returns the number of this process among those on its host, which is also the number of its device if each process
- * has a device of its own: the launcher's variable or, if the launcher has not set this variable, the rank. Returns -1
- * if the variable is not a number. */
+/* Returns the number of this process among the processes on its host; if each process has its own device, this is also
+ * the device's number. The number is the launcher's variable or, if the launcher has not set this variable, the rank.
+ * Returns -1 if the variable is not a number. */
 TE_API int te_comm_local_rank_from_env(void) {
     const te__launcher *l = te__launcher_found();
     const char *const local = l ? getenv(l->local) : 0;
@@ -148,7 +149,7 @@ TE_IF_USED TE_API void te__comm_group(te_group *g, te_comm *comm, const char *na
     g->name = name, g->rank = rank, g->size = size, g->transport = te__comm_transport(), g->handle = 0, g->comm = comm;
     g->peers = 0, g->memory = 0, g->in_host = g->across_hosts = 0, g->hosts = 1;
 }
-/* Waits for the enqueued work, drops all recorded passes (they may contain collectives), and frees the groups. If the
+/* Waits for the enqueued work, drops all recorded passes, which may contain collectives, and frees the groups. If the
  * communicator has failed, the enqueued work is aborted instead, and the results of this work are undefined. If the
  * CUDA device does not become idle within the timeout after the abort, the groups and their memory stay allocated until
  * the process ends. */
@@ -168,8 +169,8 @@ TE_API void te_comm_destroy(te_comm *comm) {
     comm->ctx->comm = 0;
     memset(comm, 0, sizeof *comm);
 }
-/* Opens one group of a kind, such as the tensor group: the one to which this rank belongs. group_of: returns the number
- * of the group to which a rank belongs. */
+/* Opens the group of one kind (such as the tensor groups) to which this rank belongs. group_of: returns the number of
+ * the group to which a rank belongs. */
 TE_IF_USED TE_API te_status te__comm_open_group(te_group *g, const char *name, te__group_of_fn group_of,
                                                 const te__grid *grid, te_comm *comm, te_context *ctx) {
     const int r = comm->world.rank;
@@ -191,7 +192,7 @@ TE_IF_USED TE_API te_status te__comm_open_stages(te_comm *comm, const te__grid *
     return te__comm_open_group(e, "embedding", te__embedding_group_of, grid, comm, ctx);
 }
 /* Opens the two groups of te__group_reduce_levels, comm->in_host and comm->across_hosts, if all data groups span hosts
- * with several ranks on each. hierarchical: config.hierarchical. */
+ * and have several ranks on each host. hierarchical: config.hierarchical. */
 TE_IF_USED TE_API te_status te__comm_open_levels(te_comm *comm, const te__grid *grid, int hierarchical,
                                                  te_context *ctx) {
     te__comm_group(&comm->in_host, comm, "data (on one host)", 0, 1);
@@ -226,9 +227,9 @@ TE_IF_USED TE_API te_status te__comm_check_hosts(const te_comm *comm, const te__
     return TE_OK;
 }
 /* Compares the configs of all ranks; every rank that has opened the world group calls this function. status: whether
- * this rank accepts its config. If a rank does not accept its config, or if the numbers in its config differ from those
- * of rank 0, all ranks return an error. Without this check, ranks would wait for each other in collectives that some of
- * them do not call. If there is no error, sets the hosts of all ranks. */
+ * this rank accepts its config. If a rank does not accept its config, or if the numbers in its config differ from the
+ * numbers in rank 0's config, all ranks return an error. Without this check, ranks would wait for each other in
+ * collectives that some of them do not call. If there is no error, sets the hosts of all ranks. */
 TE_IF_USED TE_API te_status te__comm_agree(te_comm *comm, const te_comm_config *config, te_status status,
                                            te_context *ctx) {
     te_group *w = &comm->world;
@@ -381,7 +382,7 @@ TE_API te_all_reduce_algorithm te_group_all_reduce_algorithm(const te_group *g, 
     return TE_ALL_REDUCE_transport;
 }
 #else
-/* Without -DTE_COMM, a call of one of these functions is a compile error, which says that the option is needed. */
+/* Without -DTE_COMM, a call of one of the functions below is a compile error, which says that the option is needed. */
 #if defined __has_attribute
 #if __has_attribute(unavailable)
 #define TE__NEEDS_COMM_OPTION \
@@ -390,7 +391,7 @@ te_status te_comm_create(te_comm *, const te_comm_config *, te_context *) TE__NE
 void te_comm_destroy(te_comm *) TE__NEEDS_COMM_OPTION;
 #endif
 #endif
-/* Wait for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
+/* Waits for all enqueued work. Without TE_COMM there is only one rank, so there are no other ranks to wait for. */
 TE_API te_status te_comm_synchronize(te_context *ctx) { return te_synchronize(ctx); }
 #endif
 
@@ -411,8 +412,8 @@ TE_API void te__setting_pack(float to[4], double value) {
     memcpy(&bits, &value, sizeof bits);
     for (int k = 0; k < 4; k++) to[k] = (float)(bits >> 16 * k & 0xffff);
 }
-/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If
- * a setting differs, all ranks return TE_ERROR_VALUE, with a text that names it. Without this check, ranks with
+/* Compares settings over the ranks of a group, by one all-gather; all ranks must pass the same number of settings. If a
+ * setting differs, all ranks return TE_ERROR_VALUE, with a text that names the setting. Without this check, ranks with
  * different settings would compute different models, or call different collectives, which MPI and NCCL do not notice.
  * Waits for the other ranks. */
 TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting *setting, int count,
@@ -439,7 +440,7 @@ TE_IF_USED TE_API te_status te_group_compare(const te_group *g, const te_setting
             if (memcmp(all + (size_t)r * mine + 4 * i, all + 4 * i, 4 * sizeof(float)))
                 status = te_fail(ctx, TE_ERROR_VALUE, "%.60s is not the same on rank 0 and rank %d of the %s group",
                                  setting[i].name, r, g->name);
-    /* after TE_ERROR_COMM the failed collective may still write to this memory, so it is not freed */
+    /* after TE_ERROR_COMM this memory is not freed, because the failed collective may still write to this memory */
     if (there && status != TE_ERROR_COMM) te_release(ctx, there);
     free(all);
     return status;

@@ -15,8 +15,9 @@
  *         TE_TRY(te_group_exchange(te_pipeline_group(&ctx), messages, n, &ctx));
  *     }
  *
- * All stages go through the same slots, and each message is sent and received in the same slot. Therefore calls that
- * wait for each other always meet: a send needs no buffer, and no order of the calls can be a deadlock.
+ * All stages go through the same slots, and each message is sent and received in the same slot. Therefore two calls
+ * that wait for each other are always in the same slot: a send needs no buffer, and no order of the calls can be a
+ * deadlock.
  */
 #ifndef TE_PIPELINE_H
 #define TE_PIPELINE_H
@@ -39,10 +40,9 @@ TE_API te_transfer te_transfer_from(te_tensor y, int from) {
     return t;
 }
 /* Sends x to rank `to` of the group, which must call te_receive with a tensor of as many bytes. On the host te_send may
- * wait for the call of te_receive; on CUDA, work that is enqueued later waits for it. Therefore ranks that send to each
- * other, two of them or several in a circle, must each use one te_group_exchange, which sends and receives at the same
- * time.
- * Errors: those of te_group_exchange. */
+ * wait for the call of te_receive; on CUDA, work that is enqueued later waits for the call of te_receive. Therefore
+ * ranks that send to each other (two ranks, or several ranks in a circle) must each use one te_group_exchange, which
+ * sends and receives at the same time. Errors: those of te_group_exchange. */
 TE_API te_status te_send(const te_group *g, te_tensor x, int to, te_context *ctx) {
     TE_REQUIRE(!te__is_strided(x), ctx, TE_ERROR_SHAPE,
                "te_send: the rows have a stride of %lld, and a message is dense", (long long)x.stride);
@@ -61,8 +61,8 @@ TE_API te_status te_receive(const te_group *g, te_tensor y, int from, te_context
 
 typedef struct te_pipeline {
     int stages, chunks;  /* the model has stages * chunks parts */
-    int micro_batches;   /* number of micro-batches of an optimizer step; with several chunks, a multiple of `stages`
-                          * leaves the fewest gaps */
+    int micro_batches;   /* number of micro-batches of an optimizer step; with several chunks, stages are idle least if
+                          * this number is a multiple of `stages` */
 } te_pipeline;
 
 typedef enum te_pipeline_kind { TE_PIPELINE_idle, TE_PIPELINE_forward, TE_PIPELINE_backward } te_pipeline_kind;
@@ -76,7 +76,7 @@ TE_API te_pipeline te_pipeline_of(int stages, int chunks, int micro_batches) {
     p.stages = stages, p.chunks = chunks, p.micro_batches = micro_batches;
     return p;
 }
-/* Return whether the sizes are possible: each is positive, there are at most TE_PIPELINE_MAX_STAGES stages, and the
+/* Returns whether the sizes are possible: each is positive, there are at most TE_PIPELINE_MAX_STAGES stages, and the
  * number of slots cannot overflow. */
 TE_API int te__pipeline_is_valid(te_pipeline p) {
     return p.stages > 0 && p.stages <= TE_PIPELINE_MAX_STAGES && p.chunks > 0 && p.micro_batches > 0 &&
@@ -98,8 +98,8 @@ TE_API int te__pipeline_warmup(te_pipeline p, int stage) {
     return (int)te_min(forwards, te__pipeline_forwards(p) - 1);
 }
 /* Returns forward or backward number k of each stage. The micro-batches form groups of `stages` micro-batches. The
- * forwards of a group are those of chunk 0 for all its micro-batches, then those of chunk 1, and so on; the next group
- * follows. Backwards have the same order, but with the chunks in reverse. */
+ * forwards of a group run chunk 0 for all micro-batches of the group, then chunk 1 for all of them, and so on; the next
+ * group follows. Backwards have the same order, but with the chunks in reverse. */
 TE_API te_pipeline_pass te__pipeline_pass_of(te_pipeline p, te_pipeline_kind kind, int k) {
     te_pipeline_pass pass;
     const int group = k / (p.stages * p.chunks), chunk = k / p.stages % p.chunks;
@@ -123,18 +123,19 @@ TE_API te_pipeline_pass te__pipeline_pass_at(te_pipeline p, int stage, int i) {
 
 /* ---- the slots of the schedule ----------------------------------------------------------------------------------- */
 
-/* What a stage does in one slot. The stage runs a pass or is idle. Then it sends the output of the pass: the output of
- * a forward goes to the next stage, the gradient that a backward has computed to the previous stage. It also receives
- * inputs of its own later passes. */
+/* What a stage does in one slot. The stage runs a pass or is idle. Then the stage sends the output of the pass: the
+ * output of a forward goes to the next stage, the gradient that a backward has computed to the previous stage. The
+ * stage also receives the inputs of its own later passes. */
 typedef struct te_pipeline_slot {
     te_pipeline_pass pass;
     int to;                      /* the stage to which the output of the pass is sent; -1 if the output is not sent */
-    te_pipeline_pass receive[2]; /* the passes whose inputs are received: [0] a forward, [1] a backward; idle if none */
-    int from[2];                 /* the stages that send these inputs; -1 if none */
+    te_pipeline_pass receive[2]; /* the passes whose inputs the stage receives: [0] a forward, [1] a backward; idle if
+                                  * no such input is received */
+    int from[2];                 /* the stages that send these inputs; -1 if the pass is idle */
 } te_pipeline_slot;
 
-/* Returns the pass of the same kind and micro-batch as `of`, a pass of `stage`, on the part of the model that is
- * `parts` parts later. If there is no such part, the result is idle; otherwise *at is the stage that runs the pass. */
+/* `of` is a pass of `stage`. Returns the pass of the same kind and micro-batch on the part of the model that is `parts`
+ * parts later. If there is no such part, the result is idle; otherwise *at is the stage that runs the pass. */
 TE_API te_pipeline_pass te__pipeline_neighbour(te_pipeline p, int stage, te_pipeline_pass of, int parts, int *at) {
     const int part = of.chunk * p.stages + stage + parts;
     if (part < 0 || part >= p.stages * p.chunks) of.kind = TE_PIPELINE_idle;
@@ -150,8 +151,8 @@ TE_API te_pipeline_pass te__pipeline_consumer(te_pipeline p, int stage, te_pipel
 TE_API te_pipeline_pass te__pipeline_producer(te_pipeline p, int stage, te_pipeline_pass of, int *at) {
     return te__pipeline_neighbour(p, stage, of, of.kind == TE_PIPELINE_forward ? -1 : 1, at);
 }
-/* How far the stages have come: next is the number of each stage's next pass, done how many forwards and backwards each
- * stage has finished. */
+/* The progress of all stages. next: the number of each stage's next pass. done: how many forwards and how many
+ * backwards each stage has finished. */
 typedef struct te__pipeline_progress {
     int next[TE_PIPELINE_MAX_STAGES], done[3][TE_PIPELINE_MAX_STAGES]; /* done: [te_pipeline_kind, stage] */
 } te__pipeline_progress;
@@ -188,7 +189,7 @@ TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int 
     if (stage != to) return;
     slot->receive[pass.kind == TE_PIPELINE_backward] = input, slot->from[pass.kind == TE_PIPELINE_backward] = from;
 }
-/* Write the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the
+/* Writes the slots of a stage, at most `capacity` of them, to slot[]; capacity may be 0, and slot null. Returns the
  * number of slots, which is the same for each stage: 2 * (chunks * micro_batches + stages - 1) if there is one chunk or
  * `stages` divides micro_batches, else more. Returns 0 if the sizes or the stage are not valid. */
 TE_API int te_pipeline_schedule(te_pipeline_slot *slot, int capacity, te_pipeline p, int stage) {

@@ -27,7 +27,7 @@
 typedef struct te__grad_range { float *from, *to; } te__grad_range;
 
 /* Returns whether parameter p has a gradient that must be summed over ranks. A tied parameter has no gradient of its
- * own; a frozen parameter needs none. */
+ * own; a frozen parameter needs no gradient. */
 TE_API int te__is_reduced(const te_param *p) { return !p->tied && !p->frozen && p->grad; }
 /* Enqueues the all-reduce of the range, and makes the range empty. */
 TE_API te_status te__grad_range_reduce(te__grad_range *range, const te_group *g, te_context *ctx) {
@@ -45,8 +45,8 @@ TE_API te_status te__grad_range_extend(te__grad_range *range, const te_param *p,
     range->to = p->grad + te_round_up(p->rows * p->cols, TE_PARAM_ALIGN);
     return TE_OK;
 }
-/* Sums the gradients of model m over a group. With only_partial 1, sums only the gradients of parameters with
- * te_param.sums, of which each rank has a partial sum; with 0, sums all gradients. */
+/* Sums the gradients of model m over a group. With only_partial 1, sums only those gradients of which each rank has a
+ * partial sum (te_param.sums). With only_partial 0, sums all gradients. */
 TE_API te_status te__reduce_group(const te_group *g, const te_model *m, int only_partial, te_context *ctx) {
     te__grad_range range = {0, 0};
     if (g->size == 1) return TE_OK;
@@ -67,7 +67,7 @@ TE_API te_status te__reduce_copies(const te_param *p, te_context *ctx) {
 /* Reduces a model's gradients over the data group such that this rank gets only the sums of its own shard
  * (te__slice_elements) and of the remaining elements after the last shard, which exist because the size of a shard is
  * rounded down. Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so
- * if the range includes gradients of frozen parameters, these are sent as well. */
+ * if the range includes gradients of frozen parameters, these gradients are sent as well. */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
     const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;

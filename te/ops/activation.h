@@ -27,8 +27,9 @@
 #include "../core/math.h" /* te_sigmoid, te_exp */
 #include "elementwise.h"  /* te_stage, te_place */
 
-/* The lists of activations, X(kind), and of gated activations, X(kind, f), which apply the activation f to a, the first
- * half of a row. The tests and benchmarks expand both lists, so a new entry is tested and timed automatically. */
+/* TE_ACTIVATIONS lists the activations as X(kind). TE_GATED_ACTIVATIONS lists the gated activations as X(kind, f),
+ * where f is the activation of the row's first half. The tests and benchmarks expand both lists, so a new entry is
+ * tested and timed automatically. */
 #define TE_ACTIVATIONS(X) X(gelu) X(gelu_erf) X(qgelu) X(relu) X(srelu) X(silu) X(sigmoid) X(tanh)
 #define TE_GATED_ACTIVATIONS(X) X(glu, sigmoid) X(geglu, gelu) X(qgeglu, qgelu) X(reglu, relu) X(sreglu, srelu) \
     X(swiglu, silu)
@@ -86,15 +87,14 @@ typedef struct te_act_options { int code; } te_act_options;
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
 
 /* Returns f(x) and stores f'(x) in *slope. `code` must be a compile-time constant, so that the compiler removes the
- * branches on it. */
+ * branches on `code`. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
         /* Because 0.5 (1 + tanh u) = sigmoid(2 u), gelu is x times a sigmoid. A sigmoid takes one exponential and,
          * unlike 1 + tanh u, has no cancellation if x is negative and large in absolute value. */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
-        /* x^2, limited to 1e30, because with x^2 = infinity the next line would compute 0 times infinity, which is
-         * NaN */
+        /* x^2, limited to 1e30. With x^2 = infinity, the slope would contain 0 times infinity, which is NaN */
         const float finite = square < 1e30f ? square : 1e30f;
         *slope = t + (y - y * t) * (k + 3.0f * c * k * finite);
         return y;
@@ -144,8 +144,8 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* dx = dy f'(x) */
 }
-/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x), and stores dy/da in *da and dy/db in
- * *db. NaN propagates. */
+/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x) and clamp limits b to [-limit, limit].
+ * Stores dy/da in *da and dy/db in *db. NaN propagates. */
 TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
     const te_clamped_options *o = (const te_clamped_options *)options;
     const float x = a > o->limit ? o->limit : a, up = b > o->limit ? o->limit : b < -o->limit ? -o->limit : b;
@@ -162,7 +162,7 @@ TE_CALLBACK void te_gated_forward(float v[8], const float g[8], const te_stage *
         v[i] = code == TE_GATE_clamped_swiglu ? te_clamped_swiglu(&slope, &db, v[i], g[i], options)
                                               : te_act(&slope, v[i], code) * g[i];
 }
-/* Compute the gradient of a gated activation y = f(a) b. On entry v holds dy; on return v holds the gradient of a, and
+/* Computes the gradient of a gated activation y = f(a) b. On entry v holds dy; on return v holds the gradient of a, and
  * g the gradient of b. */
 TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te_place at, const void *options) {
     const int code = ((const te_act_options *)options)->code;
@@ -209,7 +209,7 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 
 typedef struct te_xielu_options { float beta; } te_xielu_options;
 
-/* Returns softplus(a) of a, the op's parameter k. As in PyTorch, the result is a if a > 20. */
+/* Returns the softplus of the op's parameter number k. As in PyTorch, a parameter a > 20 is returned unchanged. */
 TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
     const float a = te_load(s->w[k], 0, dtype);
     return a > 20.0f ? a : log1pf(expf(a));

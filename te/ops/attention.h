@@ -72,11 +72,11 @@
  * row and head.
  *
  * (fp8, 1): forward and inference round q, k and v to e4m3, with a scale for each head, and also round the attention
- * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v in the list's own format,
- * bf16 or f16. head_dim must be 64, 128 or 256, a call may have up to 1024 sequences, and the only other options
- * allowed are causal, scale and the window. On CUDA the option needs compute capability 9.0 (sm_90a); on other GPUs a
- * call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v, takes longer
- * than attention in bf16 (attention_sm90_forward_fp8.h). */
+ * weights to e4m3 (te/attention/impl/attention_fp8.h). Backward uses the unrounded q, k and v, which are in bf16 or
+ * f16, the dtype of the op list. head_dim must be 64, 128 or 256, a call may have up to 1024 sequences, and the only
+ * other options allowed are causal, scale and the window. On CUDA the option needs compute capability 9.0 (sm_90a); on
+ * other GPUs a call returns an error. At most sizes FP8 attention, including the two passes that quantize q, k and v,
+ * takes longer than attention in bf16 (attention_sm90_forward_fp8.h). */
 
 /* The options (context, gather), (context, ring) and (context, all_to_all): each sequence is split over several ranks
  * (context parallelism). A program with one of these options must include te/context_parallel.h. */
@@ -93,10 +93,10 @@
 #define TE_FLAGS_attention(op) (TE_SAVES_INPUT | TE_SAVES_OUTPUT | (TE_HAS_OPTION(op, dropout) ? TE_DRAWS : 0) | \
     (TE__VARLEN(op) ? TE_VARLEN : 0) | (TE__MAX_LOGIT(op) ? TE_OUTPUTS_MAX_LOGIT : 0) |                          \
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | ((int)TE__CACHE_FORMAT(op) << TE_CACHE_FORMAT_SHIFT))
-/* 1 if the op accepts an input with the layout `in` (how the tensor group divides a value), else 0. The heads cannot be
- * split over a tensor group if the op has a score bias, of which each rank would need the part for its own heads. Nor
- * can they be if the op has value_dim, because then the parts q, k and v that the GEMM before the attention computes
- * (te/ops/linear.h) have different sizes. */
+/* 1 if the op accepts an input with the layout `in`, else 0. A layout says how the ranks of a tensor group divide a
+ * tensor. The heads cannot be split over a tensor group if the op has a score bias, because each rank would need the
+ * part of the bias for its own heads. Nor can the heads be split if the op has value_dim, because the GEMM before the
+ * attention (te/ops/linear.h) then computes parts q, k and v of different sizes. */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? !TE_HAS_OPTION(op, value_dim) &&                          \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
@@ -244,7 +244,7 @@
 #define TE__ATTENTION(direction, name, model, dtype, op)                                                            \
     TE_ATTENTION_##direction##_OF(name, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)), (int)(TE_ARG3(op, 0)), \
         TE__ATTENTION_VARIANT_OF(op, TE__VARLEN(op), 0, TE__ATTENTION_FP8_OUTPUT_##direction(model)))
-/* The values of the options for which the attention kernels are compiled, in the order of
+/* Expands to the values of the op's options, for which the attention kernels are compiled. The order is that of
  * te/attention/attention_options.h. */
 #define TE__ATTENTION_VARIANT_OF(op, varlen, cross, fp8_output)                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), TE__ATTENTION_DROPOUT(op), varlen, \
@@ -261,9 +261,9 @@
 #define TE__ATTENTION_CACHED(name, model, dtype, op)                                                                \
     TE_ATTENTION_CACHED_OF(name##_cached, dtype, (int)(TE_ARG1(op, 0)), (int)(TE_ARG2(op, 0)),                     \
         (int)(TE_ARG3(op, 0)), TE__ATTENTION_CACHED_VARIANT(model, op))                                             \
-/* The values of the options for those kernels of an attention that use a key-value cache: varlen is 1, dropout is 0,
- * `cached` is the format of the cache, and all other options are as in the op's declaration. The values are in the
- * order of te/attention/attention_options.h. */
+/* Expands to the values of the options for the kernels that use a key-value cache: varlen is 1, dropout is 0, `cached`
+ * is the format of the cache, and all other options are as in the op's declaration. The values are in the order of
+ * te/attention/attention_options.h. */
 #define TE__ATTENTION_CACHED_VARIANT(model, op)                                                                     \
     (TE__WINDOW_LEFT(op), TE__WINDOW_RIGHT(op), TE__SOFTCAP(op), 0, 1, TE__ALIBI(op), TE__SINKS(op), 0, 0,          \
         TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), TE__ATTENTION_FP8_OUTPUT_FORWARD(model),         \
@@ -325,19 +325,19 @@ typedef size_t (*te_attention_scratch_fn)(te_context *ctx, int64_t rows);
 
 /* Functions for an attention with context parallelism, whose sequences are split over several ranks
  * (te/context_parallel.h). run: reserves workspace and, unless r->dry, computes the attention of this rank's rows of
- * all sequences of the batch (for the layout of lse and delta see te__cp_stats_layout). first, rest and edge launch
- * kernels for one block of keys: first masks as the op's options say; rest is for a block whose keys are all seen by
- * every query; edge is for a block of as many keys as queries, in which query i sees the keys from key i on. rest and
- * edge are null if the op does not need them. scratch_bytes: the bytes of scratch memory that each of the three
- * launches needs in backward. */
+ * all sequences of the batch (for the layout of lse and delta see te__cp_stats_layout). first, rest, edge: each
+ * launches a kernel for one block of keys. The kernel `first` applies the op's mask. The kernel `rest` has no mask:
+ * every query sees all keys of the block. The kernel `edge` is for as many keys as queries: query i sees the block's
+ * keys i, i + 1, .. to the last. rest and edge are null if the op does not need these kernels. scratch_bytes: returns
+ * the bytes of scratch memory that each of the three launches needs in backward. */
 typedef struct te_cp_kernels {
     te_status (*run)(te_run *r, const te_op *op, const te_attention_args *a, const struct te_cp_kernels *k);
     te_attention_launch_fn first, rest, edge;
     te_attention_scratch_fn scratch_bytes;
 } te_cp_kernels;
-/* Return whether an attention with these kernels computes rows of sequences that are split over several ranks. In the
- * dry run that only measures memory, which has no batch, the answer is yes if the context group has several ranks,
- * because split sequences need more workspace. */
+/* Returns whether the sequences of an attention with the kernels k are split over several ranks. A dry run that only
+ * measures memory has no batch. In a dry run without a batch, sequences count as split if the context group has several
+ * ranks, because split sequences need more workspace. */
 TE_API int te__cp_splits(const te_run *r, const te_cp_kernels *k) {
     return k && te_cp_group(r->ctx)->size > 1 && (!r->batch || r->batch->context);
 }
@@ -356,10 +356,10 @@ TE_API te_status te__cp_check(const te_run *r, const te_op *op, const te_cp_kern
                op->name, ranks);
     return TE_OK;
 }
-/* Sets a->batch and a->seq to the sizes with which te_cp_kernels.run leaves lse and delta after backward, [batch,
- * heads, seq], and returns the heads that they contain. After all_to_all a rank has some of the heads, for whole
- * sequences. After gather or ring a rank has all heads, for two chunks of each sequence, and each chunk counts as a
- * sequence. */
+/* In backward, te_cp_kernels.run stores lse and delta as [batch, heads, seq]. This function sets a->batch and a->seq to
+ * the sizes of lse and delta, and returns which heads lse and delta contain. With all_to_all, a rank has some of the
+ * heads for whole sequences. With gather or ring, a rank has all heads for two chunks of each sequence, and each chunk
+ * counts as a sequence. */
 TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run *r, const te_op *op) {
     const te_group *g = te_cp_group(r->ctx);
     te_attention_heads h = {0, op->stats, 1};
@@ -369,23 +369,24 @@ TE_API te_attention_heads te__cp_stats_layout(te_attention_args *a, const te_run
     return h;
 }
 
-/* The kernels that the backward of an attention launches, besides those of the score bias. */
+/* The kernels that the backward of an attention launches. The kernels of the score bias are in a struct of their
+ * own. */
 typedef struct te__attention_backward_kernels {
     te_attention_launch_fn launch;
-    te_attention_scratch_fn scratch_bytes; /* returns how many bytes of scratch memory `launch` needs for a call with
-                                            * `rows` rows */
+    te_attention_scratch_fn scratch_bytes; /* returns the bytes of scratch memory that `launch` needs for the given
+                                            * number of rows */
     te_sinks_grad_fn sinks;                /* computes the gradient of the parameter `sinks`; null if the op has no
                                             * sinks */
     const te_score_bias_kernels *score_bias;
-    /* launches the kernel that adds up the gradients of the keys and values of a cross_attention if several ops use
-     * these; null for attention */
+    /* launches the kernel that adds up the gradients of the keys and values of a cross_attention if several ops use the
+     * same keys and values; null for attention */
     te__load_launch_fn add;
     int fp8_output;         /* 1 if the kernels that `launch` runs were declared with the option fp8_output */
-    const te_cp_kernels *cp; /* null: the op has no option context */
+    const te_cp_kernels *cp; /* null if the op has no option context */
 } te__attention_backward_kernels;
 
 /* Functions that belong to the kernels for (fp8, 1). ready: returns an error if the context's device cannot run these
- * kernels. scratch_bytes: returns the bytes of scratch memory that a call with `rows` rows needs. */
+ * kernels. scratch_bytes: returns the bytes of scratch memory that the kernels need for the given number of rows. */
 typedef struct te_attention_fp8_kernels {
     te_status (*ready)(te_context *ctx);
     te_attention_scratch_fn scratch_bytes;
@@ -398,20 +399,21 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
     return te__attention_check_fp8(r->ctx, a, heads, r->plan->name);
 }
 
-/* ---- FP8 recipes ------------------------------------------------------------------------------------------------- In
- * a list of ops with an FP8 recipe the attention kernels do work that would otherwise take one more pass over a tensor.
- * In inference they store their output in e4m3, as the operand of the next GEMM. In training, forward computes the amax
- * of the output, and backward computes the amax of dqkv; each does so only if the cast of that tensor to FP8 needs the
- * amax. */
+/* ---- FP8 recipes -------------------------------------------------------------------------------------------------
+ * In a list of ops with an FP8 recipe the attention kernels do work that would otherwise take one more pass over a
+ * tensor. In inference the kernels store their output in e4m3, as the operand of the next GEMM. In training, forward
+ * computes the amax of the output, and backward computes the amax of dqkv. Each pass computes the amax only if the cast
+ * of that tensor to FP8 needs it. */
 
-/* 1 if attention's kernels are declared with the option fp8_output, with which they can store their output in FP8 or
- * compute its amax. In backward this option makes the kernels 2 to 4% slower at some head sizes. Therefore the backward
- * kernels have the option only under fp8_current, the recipe that needs the amax of every tensor. */
+/* 1 if attention's kernels are declared with the option fp8_output, with which the kernels can store their output in
+ * FP8 or compute the output's amax. In backward this option makes the kernels 2 to 4% slower at some head sizes.
+ * Therefore the backward kernels have the option only under fp8_current, the recipe that needs the amax of every
+ * tensor. */
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Return whether the kernel of an attention stores its output in FP8. The kernel does so in inference if the only
- * consumer of the output is the next GEMM. */
+/* Returns whether the kernel of an attention stores its output in FP8. An attention's output is stored in FP8 only in
+ * inference, if the only consumer of the output is the next GEMM. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;
@@ -447,8 +449,8 @@ TE_API te_status te__attention_kv(te_attention_args *a, te_run *r, const te_op *
     return TE_OK;
 }
 /* The gradient of the keys and values of a cross_attention. computed: the gradient that this op's kernels write, in the
- * list's own format. previous: the sum of the gradients from the uses of the same fork that are later in the list.
- * target: the sum computed + previous, stored in the caller's tensor or as the gradient of the fork. */
+ * dtype of the op list. previous: the sum of the gradients from the uses of the same fork that are later in the op
+ * list. target: computed + previous, which is stored in the caller's tensor or as the gradient of the fork. */
 typedef struct te__attention_dkv { te_value target, computed, previous; } te__attention_dkv;
 TE_API te_status te__attention_dkv_begin(te__attention_dkv *g, te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -503,8 +505,8 @@ TE_API te_attention_args te__attention_args(const te_run *r, const te_op *op) {
     }
     return a;
 }
-/* Set a->cache to the layer of the batch's key-value cache that belongs to op i. cached: the function that launches the
- * kernels for a cache; null if the op was declared without (cache, 1). */
+/* Sets a->cache to the layer of the batch's key-value cache that belongs to op i. cached: the function that launches
+ * the kernels for a cache; null if the op was declared without the option cache. */
 TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, int i,
                                          te_attention_launch_fn cached) {
     const te_cache *c = r->batch->cache;
@@ -525,10 +527,10 @@ TE_API te_status te__attention_set_cache(te_attention_args *a, const te_run *r, 
     a->cache = te__cache_of_layer(c, layer);
     return TE_OK;
 }
-/* Run the forward of an attention. The kernels read and write tensors in the list's own format, except that their
+/* Runs the forward of an attention. The kernels read and write tensors in the dtype of the op list, except that their
  * output may be in FP8. fp8_output: the value of the option fp8_output with which the kernels were declared. cached:
- * the function that launches the kernels which store keys and values in a cache and read them from it; null if the op
- * has no such kernels. cp: the kernels for sequences that are split over several ranks; null if the op has none. */
+ * the function that launches the kernels for a key-value cache; null if the op has no option cache. cp: the kernels for
+ * sequences that are split over several ranks; null if the op has no such kernels. */
 TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention_launch_fn launch,
                                        const te_score_bias_kernels *bias, const te_attention_fp8_kernels *fp8,
                                        int fp8_output, te_attention_launch_fn cached, const te_cp_kernels *cp) {
@@ -572,7 +574,7 @@ TE_API te_status te__attention_forward(te_run *r, const te_step *s, te_attention
     if (op->edge >= 0) te__release_fork(r, i);
     return TE_OK;
 }
-/* Run the backward of an attention. sum: memory for partial sums of the columns of dqkv, from which the gradient of a
+/* Runs the backward of an attention. sum: memory for partial sums of the columns of dqkv, from which the gradient of a
  * bias op in front of the attention is computed; null if no bias is in front. */
 TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
                                                    const te__attention_backward_kernels *kernels, float *sum) {
@@ -587,7 +589,7 @@ TE_IF_USED TE_API te_status te__attention_backward(te_run *r, const te_step *s,
     TE_TRY(te__gradient(&y, r, s, i));
     const int learns = op->params > 0; /* 1 if the op has parameters (sinks, bias). Their gradients are computed from
                                         * lse and from delta, the sum of dy * y for each row and head */
-    /* the kernels must run even if the caller wants no dx, because they also compute the gradients of the op's
+    /* the kernels must run even if the caller wants no dx, because these kernels also compute the gradients of the op's
      * parameters and of a bias op in front of the attention */
     if ((s->count > 1 || learns) && te__last_step(r, s)) {
         te_value own;

@@ -1,6 +1,6 @@
-/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each times its weight, added in the order
- * in which router r has chosen the experts. After this op there is again one row for each token (router.h describes
- * routed rows).
+/* combine.h -- (combine, r): y[token] = the sum of the token's routed rows, each multiplied by its router weight, added
+ * in the order in which router r has chosen the experts. After this op there is again one row for each token (router.h
+ * describes routed rows).
  *
  * Do this:
  *     (router, r, H, E, (top_k, 2)), (expert_linear, up, H, F, E), (gelu, act), (expert_linear, down, F, H, E),
@@ -37,8 +37,8 @@ typedef struct te_routed_args {
     float *dweight;    /* backward: the gradients of the weights, [tokens, top_k], or of the bias, [experts, width] */
     int64_t tokens, rows; /* rows: number of routed rows */
     int width, top_k;
-    int weighs;        /* te_routed_gather: 1 if the rows are multiplied by their router weights, option (weigh,
-                        * input) */
+    int weighs;        /* for te_routed_gather: 1 if the kernel multiplies the rows by their router weights, as with the
+                        * option (weigh, input) */
     int accumulate;    /* 1 if the kernel adds to dweight, 0 if it overwrites dweight */
     /* te_routed_quantize: 1 if x has a row for each token, 0 if x has the routed rows */
     int gathers;
@@ -48,7 +48,7 @@ typedef struct te_routed_args {
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
 
-/* Computes the forward; a warp computes one token. Memory traffic: reads the routed rows, writes y. */
+/* Computes y, the forward of combine. A warp computes one token. Memory traffic: reads the routed rows, writes y. */
 TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k, const int width, const te_formats f) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -66,8 +66,8 @@ TE_FN void te_combine_rows(const te_routed_args *a, te_block b, const int top_k,
         te_store8(a->y, token * width + c, sum, n, aligned, f.out);
     }
 }
-/* Forward is y = the sum over the token's experts of w x, so backward computes dx = w dy, and dw = the sum over the
- * columns of dy x. Memory traffic: reads dy and the saved routed rows, writes dx. */
+/* Forward computes y = sum(w x) over the token's experts. Backward therefore computes dx = w dy, and dw = sum(dy x)
+ * over the columns. Memory traffic: reads dy and the saved routed rows, writes dx. */
 TE_FN void te_combine_gradient(const te_routed_args *a, te_block b, const int top_k, const int width,
                                const te_formats f) {
     int group;

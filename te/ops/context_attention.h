@@ -46,9 +46,9 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
                       ": with (context, gather) or ring a window or alibi needs (causal, 1)");
 
 /* TE__CP_KERNELS_<form>(direction, name, dtype, op) declares the kernels of a form (gather, ring, all_to_all);
- * te_cp_kernels says what the kernels first, rest and edge are for. The kernel first has the options of the op. rest
- * and edge lack the op's mask and its sinks, which must be counted only once for each query. The kernel of all_to_all
- * has a single kv head (te/ops/impl/attention_cp_heads.h). */
+ * te_cp_kernels says what the kernels first, rest and edge are for. The kernel `first` has the op's mask and sinks. The
+ * kernels `rest` and `edge` lack the op's mask. They also lack the sinks, because the sinks of a query must be counted
+ * only once. The kernel of all_to_all has a single kv head (te/ops/impl/attention_cp_heads.h). */
 #define TE__CP_VARIANT_OF(op, left)                                                                                  \
     (left, TE_ATTENTION_ALL, TE__SOFTCAP(op), 0, 0, 0, 0, 0, 1, TE__BIAS_VARIANT(op), TE_OPTION(op, value_dim, 0), 0)
 #define TE__CP_DEFINE(direction, name, dtype, op, variant)                                                           \
@@ -68,8 +68,8 @@ TE_API te_status te_cp_take(int32_t *to, const int32_t *from, int batch, int seq
 #define TE__CP_KERNELS(direction, name, dtype, op) \
     TE_JOIN1(TE__CP_KERNELS_, TE_OPTION(op, context, 0))(direction, name, dtype, op)
 
-/* TE__CP_IF_RING expands to `yes` if the op has (context, ring), and TE__CP_IF_EDGE to `yes` if it also has a window;
- * otherwise both expand to `no`. */
+/* TE__CP_IF_RING expands to `yes` if the op has (context, ring), and TE__CP_IF_EDGE to `yes` if the op also has a
+ * window; otherwise both expand to `no`. */
 #define TE__CP_IF_RING(op, yes, no) TE_IF_MARKED(TE_JOIN1(TE__CP_RING_, TE_OPTION(op, context, 0)), yes, no)
 #define TE__CP_RING_ring ,
 #define TE__CP_IF_EDGE(op, yes, no) TE__CP_IF_RING(op, TE_IF_HAS(op, window_left, yes, no), no)

@@ -7,7 +7,7 @@
  * values are the value of the fork or input `kv`, whose rows are [k of all kv_heads, v of all kv_heads]. The fork or
  * input may have another number of rows than the queries, as with the output of an encoder (Vaswani et al. 2017; Raffel
  * et al. 2020, T5). A row of the output has heads * head_dim columns. With the option value_dim, the head size of v, a
- * row of `kv` has kv_heads * (head_dim + value_dim) columns and a row of the output heads * value_dim.
+ * row of `kv` has kv_heads * (head_dim + value_dim) columns, and a row of the output has heads * value_dim.
  *
  * Do this: compute the queries, then keys and values from the encoder's output, and continue with the queries:
  *     (input, enc, 512, (rows, memory)), ...
@@ -16,7 +16,7 @@
  *     (cross_attention, cross, keys, 8, 8, 64), ...
  * Each sequence of the batch attends to its own te_batch.memory_seq rows of the memory, which is here the encoder's
  * output. Backward stores the gradient of the memory in te_edge.grad. If the keys and values were computed beforehand,
- * pass them as (input, keys, 2 * 512, (rows, memory)), and leave out `enc` and the ops that compute the keys from it.
+ * pass them as (input, keys, 2 * 512, (rows, memory)), and leave out `enc` and the ops that compute the keys.
  *
  * The last query is at the position of the last key: with q queries and k keys, the causal mask and windows treat query
  * i as if it were at position i + k - q among the keys, and ALiBi counts distances from that position. A causal query

@@ -1,12 +1,12 @@
 /* cross_entropy.h -- the loss of a language model: loss[row] = log(sum exp(x[row])) - x[row, label[row]]. x: the
- * logits, [rows, vocabulary]; loss: [rows], in f32. The op is the last of a list; te_batch passes labels [rows] and
+ * logits, [rows, vocabulary]; loss: [rows], in f32. The op is the last of an op list; te_batch passes labels [rows] and
  * ignore_index.
  *
  *   (cross_entropy, name, vocabulary)
  * Options; the first two are 0 if not given:
  *   (label_smoothing, e)   the target is 1 - e for the label plus e / vocabulary for each class: loss = log sum exp -
  *                          (1 - e) x[label] - e mean(x). Szegedy et al. 2016; as in PyTorch
- *   (z_loss, z)            loss + z (log sum exp)^2. Chowdhery et al. 2022 (PaLM), with z = 1e-4
+ *   (z_loss, z)            adds z (log sum exp)^2 to the loss. Chowdhery et al. 2022 (PaLM), with z = 1e-4
  *   (ranks, N)             vocabulary-parallel: each rank of a tensor group of N has vocabulary / N of the columns
  *
  * Do this:
@@ -19,9 +19,9 @@
  * the logits once and writes dx = dloss (softmax - target) or, with z_loss, dx = dloss (softmax (1 + 2 z log sum exp) -
  * target). dloss, the gradient of the row's loss, is dy[row] or te_batch.loss_scale or, for the mean over the rows that
  * are not ignored (te_mean_loss), loss_scale / loss_count. A row whose label is ignore_index (0 stands for -100) has
- * loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA its loss and gradient are NaN.
- * te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the logits is in
- * memory at a time.
+ * loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA the row's loss and gradient
+ * are NaN. te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the
+ * logits is in memory at a time.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -59,7 +59,7 @@
  * single block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* Return the label that marks rows without a loss: te_batch.ignore_index or, if that is 0, -100. */
+/* Returns the label that marks rows without a loss: the given ignore_index, where 0 stands for -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
@@ -72,7 +72,7 @@ typedef struct te_loss_mean_args {
     int ignored, accumulate;
 } te_loss_mean_args;
 
-/* Return the divisor of the sum of the losses: *a->count, or 1 if there is no count or the count is 0. A count that is
+/* Returns the divisor of the sum of the losses: *a->count, or 1 if there is no count or the count is 0. A count that is
  * NaN makes the result NaN. */
 TE_FN float te_loss_divisor(const te_loss_mean_args *a) {
     return !a->count || *a->count <= 0.0f ? 1.0f : *a->count;
@@ -93,7 +93,7 @@ TE_FN void te_loss_sum_body(const te_loss_mean_args *a) {
 }
 TE_KERNEL_IF_USED(te_loss_sum, TE_LOSS_MEAN_THREADS, 1, te_loss_mean_args, te_loss_sum_body(te_args))
 
-/* Store scale / count, the gradient of each row's loss, in out[row] for every row. */
+/* Stores scale / count, the gradient of each row's loss, in out[row] for every row. */
 TE_FN void te_fill_loss_grad_body(const te_loss_mean_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_FILL_LOSS_GRAD_THREADS, &group);
@@ -163,7 +163,7 @@ TE_IF_USED TE_API te_status te_mean_loss(float *mean, const float *loss, int64_t
      TE_ASSERT_NUMBER(TE__Z_LOSS(op) >= 0 && TE__Z_LOSS(op) < 3e38f, "te: " TE_STRING(model) ": "                     \
         TE_CALLED(op) ": z_loss must be a finite number of at least 0");)
 /* The options of the op as a te_loss_options, or as te_no_options if the op was declared without label_smoothing and
- * z_loss. A checkpoint stores the options of each op (te/io/weights.h); for te_no_options it stores none. */
+ * z_loss. A checkpoint stores each op's options (te/io/weights.h). For te_no_options it stores nothing. */
 #define TE_OPTIONS_cross_entropy(op)                                                                            \
     TE_IF_HAS(op, label_smoothing, TE__LOSS_OPTIONS, TE_IF_HAS(op, z_loss, TE__LOSS_OPTIONS, TE__NO_LOSS_OPTIONS))(op)
 #define TE__NO_LOSS_OPTIONS(op) (te_no_options, 0)
@@ -187,7 +187,7 @@ typedef struct te_cross_entropy_args {
     const int32_t *labels; /* [rows] */
     int ignore_index;
     float dloss;
-    int width;             /* number of columns of x; used only if the width is not a constant of the list */
+    int width;             /* number of columns of x; used only if the width is not known at compile time */
     /* used with (ranks, N). first: the first column of this rank's shard; vocabulary: the number of columns of all
      * shards together */
     int first, vocabulary;
@@ -219,10 +219,10 @@ typedef struct te_cross_entropy_args {
 
 /* ---- softmax statistics of a row --------------------------------------------------------------------------------- */
 
-/* The columns of a row that a vector of eight elements covers: n columns from column `from` on. whole is 1 if the
+/* The columns of a row that a vector of eight elements covers: from, from + 1, .. to from + n - 1. whole is 1 if the
  * vector may be loaded and stored as one aligned access of eight elements. */
 typedef struct te_columns { int from, n, whole; } te_columns;
-/* Return which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
+/* Returns which elements of the vector that begins at column c lie in the row. If the width is not a multiple of eight,
  * a row may begin in the middle of an aligned vector. The row's first vector then begins up to seven elements before
  * the row (c < 0). */
 TE_FN te_columns te_columns_at(int c, int width) {
@@ -234,9 +234,9 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* max: the largest logit of a row; sum: the sum of exp(x - max) over the logits x of the row. */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
-/* Returns, in all lanes, the statistics of the `width` logits that begin at element `row` of x. With label smoothing
- * (smooth 1) the function also sets *deviation to the sum of x - origin. origin: any number; if it is near the logits,
- * the rounding error of this sum is small. */
+/* Returns, in all lanes, the statistics of one row of logits, the elements row to row + width - 1 of a->x. With label
+ * smoothing (smooth 1) the function also sets *deviation to the sum of x - origin over the logits x. origin may be any
+ * number; the rounding error of the sum is small if origin is near the logits. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -245,7 +245,7 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
         const te_columns at = te_columns_at(c, width);
         float v[8], new_max = max, s = 0;
         te_load8(v, a->x, row + at.from, at.n, at.whole, dtype);
-        /* only vectors that extend beyond the row are masked; this saves two instructions for each logit of all other
+        /* only vectors that extend beyond the row are masked, which saves two instructions per logit in all other
          * vectors */
         if (at.n < 8)
             TE_UNROLL for (int i = 0; i < 8; i++) v[i] = i < at.n ? v[i] : -INFINITY;
@@ -321,8 +321,8 @@ TE_FN void te_cross_entropy_grad(const te_cross_entropy_args *a, te_block b, con
     }
 }
 
-/* Compute the forward of one row: store the loss and, in training, the row's softmax statistics. Memory traffic: reads
- * the logits. */
+/* Computes the forward of one row: stores the loss and, in training, the row's softmax statistics. Memory traffic:
+ * reads the logits. */
 TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int threads, int width, te_dtype dtype,
                                 const te_loss_options o) {
     int group;
@@ -330,7 +330,7 @@ TE_FN void te_cross_entropy_row(const te_cross_entropy_args *a, te_block b, int 
     const te_softmax_stats all = te_cross_entropy_loss(a, b, &g, width, dtype, o, 0);
     if (!g.id && a->stats) a->stats[2 * b.x] = all.max, a->stats[2 * b.x + 1] = log2f(all.sum);
 }
-/* Compute the backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the
+/* Computes the backward of one row, from the softmax statistics that forward has saved. Memory traffic: reads the
  * logits, writes their gradient. */
 TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                      te_dtype dtype, const te_loss_options o) {
@@ -339,8 +339,8 @@ TE_FN void te_cross_entropy_gradient(const te_cross_entropy_args *a, te_block b,
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(0, width, width), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Compute the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary,
- * from column a->first on. */
+/* Computes the backward of one row, for a rank's shard of the logits. The shard has a->width columns of the vocabulary
+ * and begins at column a->first. */
 TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block b, int threads, int vocabulary,
                                        te_dtype dtype, const te_loss_options o) {
     int group;
@@ -348,7 +348,7 @@ TE_FN void te_cross_entropy_grad_shard(const te_cross_entropy_args *a, te_block 
     te_cross_entropy_grad(a, b, &g, te_vocab_shard_of(a->first, a->width, vocabulary), dtype, o, a->stats[2 * b.x],
                           a->stats[2 * b.x + 1]);
 }
-/* Compute the loss and the gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time
+/* Computes the loss and the gradient of one row in one kernel. Memory traffic: reads the logits twice, the second time
  * from the caches, and writes their gradient. */
 TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_block b, int threads, int width,
                                           te_dtype dtype, const te_loss_options o) {
@@ -362,8 +362,8 @@ TE_FN void te_cross_entropy_loss_and_grad(const te_cross_entropy_args *a, te_blo
 
 typedef te_status (*te_cross_entropy_launch_fn)(te_context *, te_grid, const te_cross_entropy_args *);
 
-/* Set the members of *a that come from the batch, such as the sizes and the labels, and check their values. The dry run
- * that determines the memory sizes has no batch, so that run checks nothing. */
+/* Sets the members of *a that come from the batch, such as the sizes and the labels, and checks their values. A dry
+ * run, which only determines the memory sizes, has no batch and checks nothing. */
 TE_API te_status te__cross_entropy_args_of(te_cross_entropy_args *a, te_run *r, const te_op *op, int64_t rows) {
     const te_batch *b = r->batch;
     memset(a, 0, sizeof *a);
@@ -392,7 +392,7 @@ TE_API te_status te__cross_entropy_forward(te_run *r, const te_step *s, te_cross
     te__set_current(r, y);
     return TE_OK;
 }
-/* Set every row of dy, the gradient of the losses, to batch.loss_scale / batch.loss_count. dy lies in scratch memory,
+/* Sets every row of dy, the gradient of the losses, to batch.loss_scale / batch.loss_count. dy lies in scratch memory,
  * which the dry run counts as part of the workspace. */
 TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
@@ -410,10 +410,10 @@ TE_IF_USED TE_API te_status te__cross_entropy_mean_dy(te_value *dy, te_run *r) {
     a.out = (float *)each, a.scale = b->loss_scale, a.count = b->loss_count, a.rows = dy->rows;
     return te_fill_loss_grad_launch(r->ctx, te__grid_of(te_ceil_div(a.rows, TE_FILL_LOSS_GRAD_THREADS), 1), &a);
 }
-/* Set *dy to the gradient of the losses, [rows, 1] in f32: the caller's dy or, if batch.loss_count is given, loss_scale
- * / loss_count for every row. If the caller gives neither a dy nor a loss_count, *dy has no data, and the gradient of
- * every row is batch.loss_scale. Call this function after all other memory of the step has been acquired, because it
- * may take scratch memory. */
+/* Sets *dy to the gradient of the losses, [rows, 1] in f32: the caller's dy or, if batch.loss_count is given,
+ * loss_scale / loss_count for every row. If the caller gives neither a dy nor a loss_count, *dy has no data, and the
+ * gradient of every row is batch.loss_scale. Acquire all other memory that the op needs before the call, because this
+ * function may take scratch memory. */
 TE_IF_USED TE_API te_status te__cross_entropy_dy(te_value *dy, te_run *r) {
     const te_batch *b = r->batch;
     *dy = r->dy;
@@ -449,14 +449,15 @@ typedef struct te_loss_partial {
     te_softmax_stats stats;  /* max and sum over this rank's columns */
     float label_logit;       /* the logit of the row's label; 0 if the label's column is on another rank */
     /* for label smoothing. deviation: the sum of x - origin over the logits x of this rank's columns; origin: the first
-     * of these logits, or 0 if it is not finite. Subtracting origin keeps the rounding error of the sum small */
+     * of these logits, or 0 if the first one is not finite. Subtracting origin keeps the rounding error of the sum
+     * small */
     float deviation, origin;
 } te_loss_partial;
 enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
-    te_cross_entropy_args of; /* the arguments of the unsharded loss. This rank's logits are the columns of.first to
-                               * of.first + of.width - 1 of the whole row */
+    te_cross_entropy_args of; /* the arguments as for a loss without the option ranks. This rank's logits are the
+                               * columns of.first to of.first + of.width - 1 of the whole row */
     te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;
@@ -478,8 +479,8 @@ TE_FN void te_cross_entropy_partial_row(const te_vocab_parallel_args *a, te_bloc
     p.label_logit = label >= 0 && label < width ? te_load(a->of.x, row + label, dtype) : 0.0f;
     a->part[a->rank * a->rows + b.x] = p;
 }
-/* Compute the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes, a te_loss_partial, for each
- * row and rank. */
+/* Computes the losses from the te_loss_partial of all ranks. Memory traffic: reads 20 bytes, a te_loss_partial, for
+ * each row and rank. */
 TE_FN void te_cross_entropy_combine(const te_vocab_parallel_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOSS_COMBINE_LANES, &group);
@@ -514,7 +515,7 @@ typedef struct te_vocab_parallel {
     float label_smoothing, z_loss;
 } te_vocab_parallel;
 
-/* Set all members of *a except the pointer to the logits, and acquire memory for the te_loss_partial of all ranks. y:
+/* Sets all members of *a except the pointer to the logits, and acquires memory for the te_loss_partial of all ranks. y:
  * the value that receives the losses. */
 TE_API te_status te__vocab_parallel_begin(te_vocab_parallel_args *a, te_value *y, te_run *r, const te_step *s,
                                           const te_vocab_parallel *l) {

@@ -4,10 +4,10 @@
  * Do this:
  *     (linear, proj, H, H), (bias, proj_b, H), (dropout, drop1, 0.1f), (add, x1)
  *
- * Nothing is saved: Philox generates the mask from (seed, draw, op, element), so backward can recompute it. The mask is
- * the same on every target and for any number of ranks (te/comm), because `element` is the element's index in the whole
- * tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay of a captured
- * graph draws a fresh mask. Inference plans leave the op out.
+ * Nothing is saved: Philox generates the mask from (seed, draw, op, element), so backward can recompute the mask. The
+ * mask is the same on every target and for any number of ranks (te/comm), because `element` is the element's index in
+ * the whole tensor, over all ranks. `draw` is an offset in device memory that each forward advances, so each replay of
+ * a captured graph draws a fresh mask. Inference plans leave the op out.
  *
  * Measurements: docs/notes/ops.md.
  */
@@ -34,17 +34,17 @@
  * 65536; factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
-/* the largest row width at which kernels load the random state only once; in wider rows te_load_rng loads it again for
- * every eight elements */
+/* the largest row width at which kernels load the random state only once; in wider rows te_load_rng loads the state
+ * again for every eight elements */
 enum { TE_DROPOUT_KEEPS_RNG_WIDTH = 1024 };
 
 TE_BOTH int te_dropped(const uint32_t word[4], int e, uint32_t limit) {
     const int w = e / 2 % 4;
     const uint32_t u = w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3];
-    /* this compares only the upper 16 bits, because the lower 16 bits on the right side are 0 */
+    /* only the upper 16 bits decide the comparison, because the lower 16 bits of limit << 16 are 0 */
     return (e % 2 ? u : u << 16) < limit << 16;
 }
-/* Load the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
+/* Loads the random state. For wide rows the load is an ld.global.nc, which need not wait for the kernel's earlier
  * stores. The asm statement is volatile, so that the compiler repeats the load for every eight elements. Otherwise the
  * compiler would hold the state and its round keys in registers for the whole kernel, and would have to spill the
  * column sums that backward accumulates. For narrow rows a plain load reads the state once. */
@@ -59,8 +59,8 @@ TE_FN te_rng te_load_rng(const te_rng *rng, const int width) {
     return *rng;
 #endif
 }
-/* Apply dropout to eight elements: set each to 0 or multiply it by the factor. In an unaligned row the eight elements
- * may belong to two Philox calls with successive counters. */
+/* Applies dropout to eight elements: sets each to 0 or multiplies it by the factor. If the row does not begin at a
+ * multiple of eight elements, the eight elements belong to two Philox calls with successive counters. */
 TE_FN void te_dropout8(float v[8], const te_stage *s, te_place at, const te_dropout_options *o) {
     const int64_t e = te_index(at) + s->first;
     const te_rng rng = te_load_rng(s->rng, at.width);

@@ -17,10 +17,10 @@
  *     te_<family>_forward(float v[8], const te_stage *s, te_place at, const void *options)
  *     te_<family>_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options)
  * v holds eight neighbouring elements of a row in registers: in forward x on entry and y on return, in backward dy on
- * entry and dx on return. Elements from index at.n on lie outside the row: results for them are never stored, but
- * computing them must not trap. `options` points to the op's te_<family>_options, whose members are constants. `sum` is
- * for ops with the flag TE_SUMS: add to `sum` the contribution of these eight elements to the gradient of the op's
- * first parameter.
+ * entry and dx on return. Elements from index at.n on lie outside the row: results for these elements are never stored,
+ * but computing such results must not trap. `options` points to the op's te_<family>_options, whose members are
+ * constants. `sum` is for ops with the flag TE_SUMS: add to `sum` the contribution of these eight elements to the
+ * gradient of the op's first parameter.
  */
 #ifndef TE_OPS_ELEMENTWISE_H
 #define TE_OPS_ELEMENTWISE_H
@@ -62,20 +62,20 @@ typedef struct te_place {
     /* the op whose operand (its saved input or its fork's value) has been prefetched to `ahead`; null if none has been
      * prefetched */
     const struct te_stage *ahead_of;
-    /* ahead: the eight prefetched 16-bit elements of the operand of ahead_of; ahead_second: if halves is 2, the
-     * prefetched elements in the second half of the row */
+    /* ahead: the eight 16-bit elements that have been prefetched for the op ahead_of; ahead_second: if halves is 2, the
+     * eight elements that have been prefetched from the second half of the row */
     te_vec8 ahead, ahead_second;
 } te_place;
-/* Return the index, within a tensor with rows of width * halves elements, of the first of the eight elements. */
+/* Returns the index of the first of the place's eight elements in a tensor whose rows have width * halves elements. */
 TE_FN int64_t te_index(te_place at) { return at.row * ((int64_t)at.width * at.halves) + at.col; }
 
 /* The operands of one of the ops that a kernel computes. */
 typedef struct te_stage {
     /* the op's parameters; null for a bias that the epilogue of the preceding GEMM has already added. In backward of
-     * the op `mul`, w[0] is the value of its fork */
+     * the op `mul`, w[0] is the fork's value, by which forward has multiplied */
     const void *w[TE_MAX_PARAMS];
     /* for add and mul in forward: the fork's value. For add, mul and fork in backward: the sum of the gradients from
-     * those uses of the fork that backward has already processed; null if it has processed none */
+     * those uses of the fork that backward has already processed; null if there is no such use */
     const void *edge;
     const void *saved;            /* for backward: the op's input, which forward has saved, [rows, width of the
                                    * input] */
@@ -87,21 +87,21 @@ typedef struct te_stage {
      * block of the kernel */
     float *sum[TE_MAX_PARAMS];
     const te_rng *rng;            /* the random state (seed and offset) from which dropout draws its masks */
-    int64_t first;                /* for dropout: the index of this rank's first element in the whole tensor, over all
+    int64_t first;                /* for dropout: the index of this rank's first element within the tensor of all
                                    * ranks */
-    uint32_t id;                  /* the op's index in the list; it selects the Philox stream from which the op draws
+    uint32_t id;                  /* the op's index in the op list; it selects the Philox stream from which the op draws
                                    * random numbers */
 } te_stage;
 
-/* Load eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If the
- * eight elements have been prefetched, they are taken from registers, else from memory. */
+/* Loads eight elements of p, which is either s->saved (format: at.format.in) or s->edge (format: at.format.edge). If
+ * the eight elements have been prefetched, the function takes them from registers, else from memory. */
 TE_FN void te_read8(float v[8], const void *p, te_dtype dtype, const te_stage *s, te_place at) {
     if (s == at.ahead_of) te_vec8_floats(v, &at.ahead, dtype);
     else if (at.format.local_fork && p == s->edge) te_load8_coherent(v, p, te_index(at), at.n, at.aligned, dtype);
     else te_load8(v, p, te_index(at), at.n, at.aligned, dtype);
 }
-/* The input of a gated activation has rows [a, b] of two halves. Given the place of eight elements of the first half,
- * returns the place of the eight elements of the second half with which they are combined. */
+/* The input of a gated activation has rows [a, b] of two halves. Given the place of eight elements of a, returns the
+ * place of the matching eight elements of b. */
 TE_FN te_place te_second_half(te_place at) {
     at.col += at.width, at.ahead = at.ahead_second;
     return at;

@@ -13,15 +13,15 @@
  *
  * dweight[token] = sum of dy over the rows with that token. The rows are sorted by token, and the rows of each token
  * are added in order, without atomics, so the same inputs give bitwise identical results. dweight[position] = sum of dy
- * over the rows at that position, of which each sequence has at most one.
+ * over the rows at that position. Each sequence has at most one such row.
  *
- * Option (padding_idx, k): row k of the weight gets no gradient, so the embedding of that token does not change (in
+ * Option (padding_idx, k): row k of the weight gets no gradient, so the embedding of token k does not change (in
  * PyTorch this row also begins as zeros). A tied_linear of the same weight still adds its gradient.
  *
- * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): rank r of a tensor group of N has the
- * vocabulary / N rows of the weight from r * vocabulary / N on. For each token, the rank whose table has the token's
+ * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): with V the vocabulary, rank r of a tensor
+ * group of N has rows r V / N to (r + 1) V / N - 1 of the weight. For each token, the rank whose table has the token's
  * row writes this row to y, and all other ranks write zeros. So y is a partial sum, which a reduce_scatter or
- * all_reduce must follow; the result is bitwise identical to that of the unsharded table.
+ * all_reduce must follow; the result is bitwise identical to the result with an unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H
 #define TE_OPS_EMBEDDING_H
@@ -70,8 +70,8 @@ typedef struct te_embedding_args {
     const void *w;   /* this rank's table, [size, width] */
     const int32_t *tokens; /* [rows] */
     int32_t *order;  /* [rows]: the rows sorted by token */
-    float *partials; /* [segments, 2, width]: partial sums that te_embedding_gradient stores for tokens whose sorted
-                      * rows lie in several segments */
+    float *partials; /* [segments, 2, width]: partial sums of te_embedding_gradient, for tokens whose rows lie in
+                      * several segments of TE_EMBEDDING_SEGMENT sorted rows */
     int64_t rows;
     te_sequences of;
     int size;        /* number of rows of this rank's table: its part of the vocabulary, or the length of a positions
@@ -82,14 +82,14 @@ typedef struct te_embedding_args {
      * cache */
     const int32_t *past;
     int accumulate;  /* 1 if backward adds the sums to dweight, 0 if the sums overwrite dweight */
-    int width;       /* number of columns of the table; used only if the width is not a constant of the list */
-    /* the index of this rank's first row within the whole batch. It is 0 unless the rows are split over the ranks,
-     * option (rows, shard) */
+    int width;       /* number of columns of the table; used only if the width is not known at compile time */
+    /* the index of this rank's first row within the whole batch. The index is 0 unless the option (rows, shard) splits
+     * the rows over the ranks */
     int64_t first;
     /* used with (ranks, N): this rank's table begins at row vocab_start of the whole table, which has `vocabulary`
      * rows */
     int vocab_start, vocabulary;
-    int padding;     /* backward: the row of this rank's table that gets no gradient; -1 if every row gets one */
+    int padding;     /* backward: the row of this rank's table that gets no gradient; -1 if every row gets a gradient */
 } te_embedding_args;
 enum {
     TE_EMBEDDING_LANES = TE_CUDA ? 32 : 1,
@@ -119,8 +119,8 @@ enum {
                                       TE__EMBEDDING_PADDING(op));                          \
     }
 
-/* Return the index of a token's row in this rank's table. The index is not in [0, a->size) if the row is on another
- * rank, or if the token is not in the vocabulary. sharded: a compile-time constant, 1 if the op has the option
+/* Returns the index of a token's row in this rank's table. The index is not in [0, a->size) if the row is on another
+ * rank, or if the token is not in the vocabulary. sharded: a compile-time constant, which is 1 if the op has the option
  * (ranks, N). */
 TE_FN int32_t te__local_token(const te_embedding_args *a, int32_t token, int sharded) {
     return !sharded ? token : token < a->vocab_start ? -1 : token - a->vocab_start;
@@ -179,8 +179,8 @@ TE_FN int32_t te_sorted_token(const te_embedding_args *a, int64_t p, int sharded
     return p < 0 || p >= a->rows ? -1 : te__local_token(a, a->tokens[a->order[p]], sharded);
 }
 
-/* Computes backward on the host, for the n columns (at most eight) from column c on: adds dy[row] to dweight[token of
- * the row], row by row. */
+/* Computes backward on the host: adds dy[row] to dweight[token of the row], row by row, in the columns c to c + n - 1,
+ * where n is at most 8. */
 TE_FN void te__embedding_gradient_host(const te_embedding_args *a, int c, int n, int width, te_dtype dtype,
                                        int sharded) {
     float *grad = (float *)a->y, v[8];
@@ -361,11 +361,12 @@ TE_IF_USED TE_API te_status te__embedding_backward(te_run *r, const te_step *s, 
         (te_dtype)TE_DTYPE_OUT(model, op))                                            \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__positions_backward(r, s, name##_launch); }
 
-/* Returns which row of this batch holds `position` of sequence s; -1 if the sequence is shorter or another rank of the
- * context group has that row. */
+/* Returns the row of this batch whose token is at `position` in sequence s; -1 if the sequence is too short to have
+ * that position, or if another rank of the context group has the row. */
 TE_FN int64_t te__row_at(const te_embedding_args *a, int s, int position) {
     const te_sequence sequence = te_sequence_rows(&a->of, s);
-    const int rows = a->of.rows / (int)te_max(1, a->context.ranks); /* rows of this rank, if cu_seqlens is given */
+    const int rows = a->of.rows / (int)te_max(1, a->context.ranks); /* number of this rank's rows; used only if
+                                                                     * cu_seqlens is given */
     if (a->of.first && position >= sequence.count) return -1;
     if (a->of.first) return te_cp_row(a->context, sequence.first + position, rows);
     const int row = te_cp_row(a->context, position, a->of.max_seqlen);

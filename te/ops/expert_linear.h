@@ -182,7 +182,7 @@ typedef struct te_expert_product { te__grouped_fn run; te_routed_launch_fn quant
         return te__router_expert_linear(r, s, &kernels, &product);                                                   \
     }
 
-/* The kernels of an expert_linear's backward. gather: the launch of te_routed_gather. */
+/* The kernels of an expert_linear's backward. gather: launches te_routed_gather. */
 typedef struct te_expert_kernels {
     te_expert_product dgrad;
     te__grouped_fn wgrad;
@@ -211,7 +211,8 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
     const te_quantized_ops *quantized = g->kind == TE_GROUPED_FORWARD ? r->plan->quantized : 0;
     const te_gemm largest = te__grouped_gemm(&capacity, 0, 0, capacity.max_rows);
     size_t bytes = te__grouped_scratch(&capacity) * sizeof(float);
-    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both. */
+    /* A weight that is not quantized now may be quantized later, so the workspace is large enough for both kinds of
+     * weight. */
     if (quantized) bytes = (size_t)te_max((int64_t)bytes, (int64_t)quantized->scratch(&largest));
     if (bytes) TE_TRY(te__scratch(r, &scratch, bytes));
     g->scratch = (float *)scratch;
@@ -283,7 +284,7 @@ TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s
 
 /* Copies each token's row of x to the token's routed rows of y, multiplied by their router weights if a->weighs. Memory
  * traffic: reads x, writes y. A warp copies one token to all its routed rows. If each warp copied one routed row
- * instead, every row of x would be read top_k times from DRAM, because between these reads the L2 evicts it. */
+ * instead, every row of x would be read top_k times from DRAM, because the L2 evicts a row between two such reads. */
 TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);
@@ -302,9 +303,9 @@ TE_FN void te_routed_gather(const te_routed_args *a, te_block b, te_dtype dtype)
         }
     }
 }
-/* Sets *x to the input of expert_linear i, in the list's dtype. If this input is the output of the router, forward has
- * not saved it, and the function gathers it from the router's input. The gathered rows are stored at `place` or, if
- * that is null, in scratch memory. */
+/* Sets *x to the input of expert_linear i, in the op list's dtype. If the input is the router's output, forward has not
+ * saved it. The function then gathers the rows from the router's input and stores them at `place` or, if `place` is
+ * null, in scratch memory. */
 TE_API te_status te__expert_input(te_value *x, te_run *r, int i, void *place, te_routed_launch_fn gather) {
     const te_op *op = &r->plan->op[i];
     te_routed_args a;
@@ -327,7 +328,7 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     TE_TRY(te__convert_value(&dy, r, w.dtype));
     if (needs_dx) TE_TRY(te__gradient(&dx, r, s, i));
     if (needs_dx) TE_TRY(te__begin_converted(&made, &dx, r, g.dtype));
-    /* until dx is computed, its memory holds the gathered x */
+    /* until dx is computed, the memory of dx holds the gathered x */
     TE_TRY(te__expert_input(&x, r, i, made.data, kernels->gather));
     w.a = dy.data, w.b = x.data, w.d = r->param[i]->grad, w.accumulate = te__accumulates(r, r->param[i]);
     TE_TRY(te__expert_run(r, &w, kernels->wgrad, te_is_trained(r->param[i])));
@@ -356,8 +357,9 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
         return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
     }
 
-/* Computes, for each routed row, dw = g x, and stores w g over g, which is at a->dx, and w x in y. If a->dx is null,
- * only y is computed. A warp computes one row. Memory traffic: reads and writes two tensors of the size of x. */
+/* For each routed row x with router weight w and g = dy weight: computes dw = g x, replaces g, which is in a->dx, by w
+ * g, and stores w x in a->y. If a->dx is null, only w x is computed. A warp computes one row. Memory traffic: reads and
+ * writes two tensors of the size of x. */
 TE_FN void te_routed_weigh(const te_routed_args *a, te_block b, te_dtype dtype) {
     int group;
     te_lanes g = te_lanes_here(TE_ROUTER_LANES, &group);

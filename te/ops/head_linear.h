@@ -2,7 +2,7 @@
  * [rows, heads * (in + keep)], y is [rows, heads * (out + keep)]:
  *     y[row, head] = [x[row, head, the first `in` columns] weight[head]^T, the other `keep` columns of x[row, head]]
  *
- *   (keep, 0)         how many columns behind the first `in` ones of each head pass through unchanged
+ *   (keep, 0)         how many columns of each head, behind its first `in` columns, pass through unchanged
  *   (transposed, 0)   with 1, the weight of a head is [in, out], and y = x weight[head]; with 0 it is [out, in]
  *
  * The parameter `weight` is [heads * out, in] or, transposed, [heads * in, out]: the rows of head 0, then those of head
@@ -13,8 +13,8 @@
  *     (head_linear, k_b, 16, 128, 512, (keep, 64), (transposed, 1)), .., (attention, a, 16, 1, 576, (value_dim, 512),
  *     (values_in_keys, 1)), (head_linear, v_b, 16, 512, 128)
  *
- * The products of all heads are one grouped product (te/gemm/impl/gemm_grouped.h) over rows that are ordered by head;
- * one kernel in front of it and one behind it change the order. Forward saves x.
+ * The GEMMs of all heads run as one grouped GEMM (te/gemm/impl/gemm_grouped.h) over rows that are ordered by head; a
+ * kernel before the GEMM orders the rows by head, and a kernel after it restores their order. Forward saves x.
  */
 #ifndef TE_OPS_HEAD_LINEAR_H
 #define TE_OPS_HEAD_LINEAR_H
@@ -57,8 +57,8 @@ typedef struct te_head_linear_options { int heads, in, out, keep, transposed; } 
  * [heads, rows, width]. */
 typedef struct te_head_order_args {
     const void *from;
-    const void *kept; /* for te_head_order_by_rows: a tensor by rows with kept_width + keep columns for each head, whose
-                       * last `keep` columns are copied to `to` */
+    const void *kept; /* for te_head_order_by_rows: [rows, heads * (kept_width + keep)]; the last `keep` columns of each
+                       * head are copied to `to` */
     void *to;
     int32_t *offset;  /* output of te_head_order_by_heads, [heads + 1]: where the rows of each head begin; null if not
                        * wanted */
@@ -79,8 +79,8 @@ TE_FN void te__head_copy(void *to, int64_t at, const void *from, int64_t first, 
         te_store8(to, at + c, v, 8, 1, dtype);
     }
 }
-/* Copies the first `width` columns of each head of a tensor by rows to a tensor by heads. A warp copies one head of one
- * row. Memory traffic: reads and writes the copied columns once. */
+/* Copies the first `width` columns of each head from a->from, [rows, heads * (width + keep)], to a->to, [heads, rows,
+ * width]. A warp copies one head of one row. Memory traffic: reads and writes the copied columns once. */
 TE_FN void te_head_order_by_heads(const te_head_order_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_HEAD_ORDER_LANES, &group);
@@ -91,8 +91,8 @@ TE_FN void te_head_order_by_heads(const te_head_order_args *a, te_block b, te_dt
     const int64_t row = at / a->heads, head = at % a->heads;
     te__head_copy(a->to, (head * a->rows + row) * a->width, a->from, at * (a->width + a->keep), a->width, dtype, g);
 }
-/* Copies a tensor by heads to the first `width` columns of each head of a tensor by rows, and fills the last `keep`
- * columns of each head from a->kept. */
+/* Copies a->from, [heads, rows, width], to the first `width` columns of each head of a->to, [rows, heads * (width +
+ * keep)]. The last `keep` columns of each head are copied from a->kept. */
 TE_FN void te_head_order_by_rows(const te_head_order_args *a, te_block b, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_HEAD_ORDER_LANES, &group);
@@ -141,7 +141,8 @@ typedef struct te_head_linear_kernels {
     }
 
 /* Describes a grouped GEMM over all heads. `out` and `in` of the te_grouped are the sizes of the weight as it is
- * stored; the kind says whether it is transposed. offset: [heads + 1], where the rows of each head begin. */
+ * stored; the kind says whether the GEMM transposes the weight. offset: [heads + 1], where the rows of each head
+ * begin. */
 TE_API te_grouped te__head_product(const te_run *r, te_grouped_kind kind, te_head_linear_options o, int64_t rows,
                                    const int32_t *offset) {
     te_grouped g = te__grouped_of(kind, o.transposed ? o.in : o.out, o.transposed ? o.out : o.in, o.heads,
@@ -150,7 +151,7 @@ TE_API te_grouped te__head_product(const te_run *r, te_grouped_kind kind, te_hea
     g.dtype = r->plan->dtype, g.out_dtype = kind == TE_GROUPED_WGRAD ? TE_f32 : g.dtype;
     return g;
 }
-/* Takes workspace for a tensor by heads with `width` columns. */
+/* Reserves workspace for a tensor [heads, rows, width]. */
 TE_API te_status te__head_memory(te_run *r, void **memory, te_head_linear_options o, int width) {
     return te__scratch(r, memory,
                        (size_t)(te__capacity_rows(r) * o.heads * width) * te_dtype_bytes(r->plan->dtype));
@@ -159,8 +160,8 @@ TE_API te_status te__head_order(te_run *r, te_head_order_fn launch, te_head_orde
     a->heads = o.heads, a->keep = o.keep;
     return r->dry ? TE_OK : launch(r->ctx, te__grid_of(te_ceil_div(a->rows * o.heads, TE_HEAD_ORDER_GROUPS), 1), a);
 }
-/* Takes workspace, stores the first `width` columns of each head of x there in the layout by heads, and sets *to to its
- * address. */
+/* Copies the first `width` columns of each head of x to workspace, in the layout [heads, rows, width], and sets *to to
+ * the address of the copy. */
 TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch, te_value x, int width,
                                    int32_t *offset, te_head_linear_options o) {
     te_head_order_args a;
@@ -169,8 +170,8 @@ TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch
     a.from = x.data, a.to = *to, a.offset = offset, a.rows = x.rows, a.width = width;
     return te__head_order(r, launch, &a, o);
 }
-/* Stores in each head of y the `width` columns that the GEMM has computed (`from`, a tensor by heads), followed by the
- * columns of that head of `kept` which come after its first kept_width columns. */
+/* Writes y. For each row and head, y receives the head's `width` columns of `from`, [heads, rows, width], the result of
+ * the GEMM, and after them the columns of the same head of `kept` that follow its first kept_width columns. */
 TE_API te_status te__head_by_rows(te_value y, te_run *r, te_head_order_fn launch, const void *from, int width,
                                   te_value kept, int kept_width, te_head_linear_options o) {
     te_head_order_args a;
@@ -204,8 +205,8 @@ TE_API te_status te__head_linear_forward(te_run *r, const te_step *s, const te_h
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
 }
-/* For y = x weight^T, backward is dx = dy weight and dweight = dy^T x. With (transposed, 1), y = x weight, it is dx =
- * dy weight^T and dweight = x^T dy. */
+/* For y = x weight^T, backward is dx = dy weight and dweight = dy^T x. With (transposed, 1), forward is y = x weight,
+ * and backward is dx = dy weight^T and dweight = x^T dy. */
 TE_API te_status te__head_linear_backward(te_run *r, const te_step *s, const te_head_linear_kernels *kernels) {
     const int i = s->op[0], needs_dx = te__needs_input_grad(r, i);
     const te_head_linear_options o = *(const te_head_linear_options *)r->plan->op[i].options;

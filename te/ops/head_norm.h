@@ -72,15 +72,16 @@ enum {
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
     /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together.
-     * pairs is 0 if no rope is applied or if it is interleaved, so that the two columns of a pair are adjacent */
+     * pairs is 0 if no rope is applied, or if the rope is interleaved, which means that the two columns of a pair are
+     * adjacent */
     int pairs;
-    /* options of the rope that the same kernel applies: its rotary_dim, and whether it is interleaved and scaled.
-     * rotary is 0 if the kernel applies no rope */
+    /* options of the rope that the same kernel applies: its rotary_dim, and 1 or 0 for whether the rope is interleaved
+     * and scaled. rotary is 0 if the kernel applies no rope */
     int rotary, interleaved, scaled;
     int zero_centred;                /* 1 if the memory holds w - 1 instead of the weight w (head_norm1p) */
     float eps;
-    /* number formats. x: format of this pass's input (in backward dy); y: of the pass's output (in backward dx); w: of
-     * the weights; saved: of the x that forward saved */
+    /* number formats. x: the format of this pass's input (in backward dy); y: the format of this pass's output (in
+     * backward dx); w: the format of the weights; saved: the format of the x that forward saved */
     te_dtype x, y, w, saved;
 } te_head_shape;
 
@@ -96,21 +97,21 @@ typedef struct te_head_args {
 
 /* ---- which columns of a head a lane takes ------------------------------------------------------------------------ */
 
-/* A chunk holds n[0] columns of a head from column a[0] on, and n[1] columns from column a[1] on. n[0] and n[1] are at
- * most 8; they are smaller where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0]
- * + pairs: such a chunk holds eight columns and the eight columns that a rope rotates together with them. Each other
- * chunk holds 16 adjacent columns. */
+/* A chunk consists of the columns a[0] to a[0] + n[0] - 1 and a[1] to a[1] + n[1] - 1 of a head. n[0] and n[1] are 8,
+ * or less where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0] + pairs: such a
+ * chunk holds eight columns and the eight columns that a rope rotates together with them. Each other chunk holds 16
+ * adjacent columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
 TE_FN int te_head_chunks(te_head_shape k) { return te_head_pair_chunks(k) + (k.dim - 2 * k.pairs + 15) / 16; }
-/* Return the number of lanes in a group that works on a head: the number of chunks of the head, rounded up to a power
+/* Returns the number of lanes in a group that works on a head: the number of chunks of the head, rounded up to a power
  * of two; on the host 1. */
 TE_FN int te_head_lanes(te_head_shape k) {
     const int chunks = te_head_chunks(k);
     return !TE_CUDA ? 1 : chunks > 16 ? 32 : chunks > 8 ? 16 : chunks > 4 ? 8 : chunks > 2 ? 4 : chunks > 1 ? 2 : 1;
 }
-/* Return whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
+/* Returns whether every vector of eight columns is complete and begins at a multiple of 16 bytes. */
 TE_FN int te_head_aligned(te_head_shape k) {
     return k.pairs % 8 == 0 && (k.dim - 2 * k.pairs) % 16 == 0;
 }
@@ -150,7 +151,8 @@ TE_FN void te_head_store(void *p, int64_t at, const te_head_floats *x, te_lanes 
             te_store8(p, at + l.a[j], x->v[c][j], l.n[j], te_head_aligned(k), t);
     }
 }
-/* Loads the weights of the columns that this lane holds, and adds 1 if they are stored zero-centred. */
+/* Loads the weights of the columns that this lane holds, and adds 1 to each if the memory holds weight - 1
+ * (zero-centred). */
 TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_shape k) {
     TE__HEAD_EACH(k, g, c, i) {
         const te_head_chunk l = te_head_chunk_at(k, i);
@@ -163,7 +165,7 @@ TE_FN void te_head_weight(te_head_floats *w, const void *p, te_lanes g, te_head_
 
 /* ---- rope in the same kernel ------------------------------------------------------------------------------------- */
 
-/* Return the number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of
+/* Returns the number of pairs in a row's table of cosines and sines: half of rotary_dim, rounded up to a multiple of
  * eight, because te_rotate8 reads eight pairs at a time. */
 TE_FN int te_head_table_pairs(te_head_shape k) { return (k.rotary / 2 + 7) / 8 * 8; }
 #define TE__COS_SIN_FLOATS(rotary) (2 * (((rotary) / 2 + 7) / 8 * 8) + 1) /* number of floats in the table of cosines
@@ -190,7 +192,7 @@ TE_FN void te_head_rotate(te_head_floats *x, const float *cos_sin, te_lanes g, t
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* One unit of a block's work: one head of one row. row: the row's index, counted from the block's first row, `first`;
- * head: the head's index among those of q, k and v; at: the offset, in elements, of the head within the tensor. */
+ * head: the head's index among the heads of q, k and v; at: the offset, in elements, of the head within the tensor. */
 typedef struct te_head_unit { int row, head; int64_t at; } te_head_unit;
 TE_FN te_head_unit te_head_unit_at(int u, int64_t first, te_head_shape k) {
     const int all = k.heads + 2 * k.kv_heads;
@@ -249,8 +251,8 @@ TE_FN void te_head_norm_rows(const te_head_args *a, te_block b, float *cos_sin, 
     }
 }
 
-/* Compute the backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the
- * gradient of its weight. */
+/* Computes the backward of one head: d is dy on entry and dx on return; dw receives the head's contribution to the
+ * gradient of w. */
 TE_FN void te_head_backward(te_head_floats *d, te_head_floats *dw, const te_head_floats *x, const te_head_floats *w,
                             te_lanes *g, te_head_shape k) {
     float s[2] = {0, 0}; /* s[0]: sum of x^2; s[1]: sum of w dy x */
@@ -281,7 +283,7 @@ TE_FN void te_head_weight_grad(float *to, te_head_floats *sum, te_lanes g, te_he
 }
 
 /* The body of the backward kernel. A block loops over its rows, up to TE_HEAD_ROWS_BACKWARD at a time, and sums the
- * gradients of q_weight and k_weight over all of them. */
+ * gradients of q_weight and k_weight over all its rows. */
 TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_sin, const te_head_shape k) {
     int group, thread;
     te_lanes g = te_lanes_here(te_head_lanes(k), &group);
@@ -310,8 +312,8 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                 if (u < units && !is_v) te_head_load(&saved[j], a->saved, h.at, g, k, k.saved);
             }
             if (k.rotary && from == 0) {
-                te_block_sync(); /* after this barrier no thread reads the previous rows' table any more, so it may be
-                                  * overwritten */
+                te_block_sync(); /* after this barrier no thread reads the previous rows' table any more, so the table
+                                  * may be overwritten */
                 te_rope_cos_sin(cos_sin, &a->at, first, rows, all, te_rope_table_of(pairs, k.rotary, k.scaled, -1));
                 te_block_sync();
             }

@@ -11,7 +11,7 @@
  *     (input, c, H, (rows, sequences)), (fork, x), (load, c), (silu, act), (linear, ada, H, 6 * H), (fork, mod),
  *     (load, x), (layernorm_no_affine, n1, H), (modulate, m1, mod), .., (gate, g1, mod, (first, 2 * H)), (add, x)
  *
- * Each op is a kernel by itself; none is fused with another op. docs/models.md has more examples.
+ * Each of these ops runs as a kernel of its own and is not fused with other ops. docs/models.md has more examples.
  */
 #ifndef TE_OPS_JOIN_H
 #define TE_OPS_JOIN_H
@@ -25,8 +25,8 @@
  * the input, like the rotated part of the keys in MLA (docs/models.md). With (front, 1) the value of x comes before the
  * input's columns.
  *
- * Both only copy. In backward, slice fills the other columns of dx with zeros, and concat sums the gradient of x over
- * the heads. */
+ * Both ops only copy. In backward, slice fills the other columns of dx with zeros, and concat sums the gradient of x
+ * over the heads. */
 #define TE_OP_slice (slice, custom)
 #define TE_SHAPES_slice(op) (2)
 #define TE_OUT_slice(op, in) (TE_ARG2(op, 0))
@@ -82,7 +82,7 @@ TE_BOTH te_join_columns te_join_columns_of(int first, int count, int step, int h
     c.first = first, c.count = count, c.step = step, c.heads = heads, c.width = width;
     return c;
 }
-/* Return whether all these columns can be loaded and stored as vectors of eight. */
+/* Returns whether all columns of c can be loaded and stored as aligned vectors of eight. */
 TE_FN int te_join_aligned(te_join_columns c) {
     return c.first % 8 == 0 && c.count % 8 == 0 && c.step % 8 == 0 && c.width % 8 == 0;
 }
@@ -101,14 +101,14 @@ typedef struct te_join_args {
     void *y;           /* the result: in forward y; in backward dx */
     const void *x;     /* the input: in forward x; in backward dy */
     const void *edge;  /* concat: in forward the fork's value; in backward the sum of the gradients of this value from
-                        * the uses of the fork that are later in the list, or null if there are none */
+                        * the uses of the fork that are later in the op list, or null if there are none */
     void *dedge;       /* concat, backward: where the gradient of the fork's value is stored, or null */
     int64_t rows;
 } te_join_args;
 enum { TE_JOIN_LANES = TE_CUDA ? 32 : 1, TE_JOIN_GROUPS = TE_CUDA ? 8 : 1 };
 
-/* Copies the columns `from` of one row of x to the columns `to` of the same row of y. If `from` has one head and `to`
- * several, this head is copied to each of them. */
+/* Copies some columns of one row of x, which `from` describes, to the columns of the same row of y that `to` describes.
+ * If `from` has one head and `to` has several heads, the one head is copied to each head of `to`. */
 TE_FN void te_join_copy(void *y, te_join_columns to, te_dtype y_dtype, const void *x, te_join_columns from,
                         te_dtype x_dtype, int64_t row, te_lanes g) {
     const int vectors = (to.count + 7) / 8;
@@ -137,7 +137,7 @@ TE_FN void te_join_sum(const te_join_args *a, te_join_columns from, te_dtype dty
         te_store8(a->dedge, row * from.count + c, sum, n, aligned, edge_dtype);
     }
 }
-/* Return the row that this group of lanes computes. */
+/* Returns the row that this group of lanes computes. */
 TE_FN int64_t te_join_row(te_block b, te_lanes *g) {
     int group;
     *g = te_lanes_here(TE_JOIN_LANES, &group);
@@ -210,7 +210,7 @@ TE_FN void te_concat_gradient(const te_join_args *a, te_block b, te_concat_optio
 #define TE_CUSTOM_concat_backward(name, model, dtype, op) TE__CONCAT_KERNEL(name, te_concat_gradient, model, dtype, op)
 
 /* Sets a->dedge to the memory for the gradient of the fork's value, and a->edge to the sum of this gradient over those
- * uses of the fork that are later in the list, or to null if there are none. */
+ * uses of the fork that are later in the op list, or to null if there are none. */
 TE_API te_status te__join_fork_grad(te_join_args *a, te_run *r, int i, int width) {
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     const te_value like = te__fork_value_like(r, op, width);
@@ -257,9 +257,9 @@ TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
  * row (the gate of a shared expert).
  *
  * Backward: dx = dy gate, or dx = dy (1 + scale). The gradient of the fork's value, for each sequence, is a sum over
- * the sequence's rows: of dy times the input in the columns of gate and scale, of dy in the columns of shift. It is 0
- * in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times the input over
- * the columns. The order of each sum is fixed. */
+ * the sequence's rows: of dy times the input in the columns of gate and scale, of dy in the columns of shift. The
+ * gradient is 0 in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times
+ * the input over the columns. The order of each sum is fixed. */
 #define TE_OP_gate (modulate, custom)
 #define TE_OP_modulate (modulate, custom)
 #define TE_SHAPES_modulate(op) (1)
@@ -319,8 +319,9 @@ TE_BOTH te_modulate_shape te_modulate_shape_of(te_modulate_options o, int width,
     k.options = o, k.f = f, k.width = width, k.edge_width = edge_width, k.by_row = by_row;
     return k;
 }
-/* Load the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x scale + shift.
- * edge_row: the row of the fork's value from which they are loaded. For modulate, scale includes the 1 of 1 + scale. */
+/* Loads the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x scale + shift.
+ * edge_row: the row of the fork's value that holds the factors and summands. For modulate, scale includes the 1 of 1 +
+ * scale. */
 TE_FN void te_modulate_load(float scale[8], float shift[8], const te_modulate_args *a, te_modulate_shape k,
                             int64_t edge_row, int c) {
     const int64_t at = edge_row * k.edge_width + k.options.first + c;
@@ -365,8 +366,8 @@ TE_FN void te_modulate_rows(const te_modulate_args *a, te_block b, te_modulate_s
 /* A block of te_modulate_gradient sums TE_MODULATE_LANES * 8 columns over the rows of one sequence. With 4 lanes, 32
  * columns, there are enough blocks even for few sequences, and a row is still read 64 bytes or more at a time. */
 enum { TE_MODULATE_LANES = TE_CUDA ? 4 : 1, TE_MODULATE_GROUPS = TE_CUDA ? 64 : 1 };
-/* Compute the gradient of the fork's value for sequence b.y, in 8 * TE_MODULATE_LANES columns from column b.x * 8 *
- * TE_MODULATE_LANES on. Memory traffic: reads dy and, for scale and gate, the saved x; writes a row for each
+/* Computes the gradient of the fork's value for sequence b.y, in 8 * TE_MODULATE_LANES columns that begin at column b.x
+ * * 8 * TE_MODULATE_LANES. Memory traffic: reads dy and, for scale and gate, the saved x; writes a row for each
  * sequence. */
 TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modulate_shape k) {
     int group;

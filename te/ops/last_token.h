@@ -30,7 +30,7 @@ typedef struct te_last_token_args {
     const void *x; /* the input. Forward: x, [rows, width]; backward: dy, [sequences, width] */
     int64_t rows;  /* number of rows of the tensor at `y` */
     te_sequences of;
-    int width;     /* number of columns of x; used only if the width is not a constant of the list */
+    int width;     /* number of columns of x; used only if the width is not known at compile time */
 } te_last_token_args;
 enum { TE_LAST_TOKEN_LANES = TE_CUDA ? 32 : 1, TE_LAST_TOKEN_GROUPS = TE_CUDA ? 8 : 1 };
 

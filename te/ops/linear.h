@@ -5,7 +5,7 @@
  *   (frozen_linear, name, in, out)   the weight is never trained (te/plan/freeze.h), so backward computes only dx, and
  *                                    forward need not save x
  * Options: (recipe, ..) replaces the list's FP8 recipe (docs/fp8.md), (weights, ..) the list's format of quantized
- * weights (quantized_weights.h); `none` switches them off for this op. The other options are below.
+ * weights (quantized_weights.h); the value `none` means no recipe or no quantized weights for this op.
  * Do this:
  *     (linear, fc1, 768, 3072), (bias, fc1_b, 3072), (gelu, act), (linear, fc2, 3072, 768), (bias, fc2_b, 768)
  *
@@ -16,9 +16,9 @@
  *   (shard, columns)   column-parallel: each rank computes its own output columns. The op must come after an all_gather
  *                      or copy_to_group
  *   (shard, rows)      row-parallel: each rank has its own input columns, which a column-parallel GEMM has computed,
- *                      and y is a partial sum over them. A reduce_scatter or all_reduce must follow
- *   (parts, 3)         the output consists of 3 parts side by side (q, k and v; or 2, the halves of a gated
- *                      activation), and each part is split over the ranks separately
+ *                      and y is a partial sum over these columns. A reduce_scatter or all_reduce must follow
+ *   (parts, 3)         the output consists of 3 parts side by side, such as q, k and v (or of 2 parts, such as the
+ *                      halves of a gated activation), and each part is split over the ranks separately
  *   (first_part, 4)    the first part is 4 times as wide as each other part: q of grouped-query attention
  *   (copies, 2)        with fewer kv heads than ranks, 2 ranks each hold the same kv heads (docs/ranks.md)
  */
@@ -65,8 +65,8 @@
     ((int)(in) == (int)((int)TE_SHARD_OPTION(op) == (int)TE_SHARD_columns ? TE_LAYOUT_partial_grad \
                         : (int)TE_SHARD_OPTION(op) == (int)TE_SHARD_rows  ? TE_LAYOUT_columns \
                                                                           : TE_LAYOUT_replicated))
-/* true if the width is a multiple of 16, or of 32 with the recipe mxfp8. A negative width stands for one that is known
- * only at run time and is checked then */
+/* true if the width is a multiple of 16, or of 32 with the recipe mxfp8. A negative width means that the width is known
+ * only at run time and is checked at run time */
 #define TE__FITS_FP8(width, recipe) ((width) < 0 || (width) % TE_FP8_COLUMNS(recipe) == 0)
 #define TE_CHECK_linear(model, op)                                                                              \
     (TE_CHECK_WEIGHTS(model, op)                                                                                \

@@ -1,7 +1,7 @@
 /* norm.h -- normalisation of each row, or of some columns of it. x and y are [rows, width], gamma (`weight`) and beta
- * (`bias`) are [width]; option (eps, 1e-5f). With (columns, n) only n columns from column (first, 0) on are normalised:
- * the norm is that of the row x[first .. first + n - 1], gamma and beta are [n], and in all other columns y is x. first
- * and n are multiples of eight.
+ * (`bias`) are [width]; option (eps, 1e-5f). With (columns, n) only n columns, from column (first, 0) on, are
+ * normalised: the norm applies to x[first .. first + n - 1] as if this were the row, gamma and beta are [n], and in all
+ * other columns y is x. first and n are multiples of eight.
  *
  *   (layernorm, name, width)   y = (x - mean) rstd gamma + beta, rstd = (mean((x - mean)^2) + eps)^-1/2  Ba et al. 2016
  *   (rmsnorm, name, width)     y = x rstd gamma,                 rstd = (mean(x^2) + eps)^-1/2    Zhang & Sennrich 2019
@@ -23,7 +23,7 @@
 
 #include "elementwise.h" /* te_stage, te_place */
 
-/* The list of norms, X(kind, number of parameters) for each. The tests and benchmarks expand it. */
+/* The list of norms, X(kind, number of parameters) for each. The tests and benchmarks expand this list. */
 #define TE_NORMS(X) X(layernorm, 2) X(rmsnorm, 1) X(l2norm, 0) X(layernorm1p, 2) X(rmsnorm1p, 1) \
     X(layernorm_no_bias, 1) X(layernorm_no_affine, 0) X(rmsnorm_no_affine, 0)
 
@@ -103,7 +103,7 @@ TE_FN float te_norm_rstd(float squares, float count, te_norm_options o) {
     return 1.0f / sqrtf(((o.code & 3) == TE_NORM_l2norm ? squares : squares / count) + o.eps);
 }
 /* Converts eight columns of gamma, which te_load_norm_param has loaded, to floats, and adds 1 if gamma is zero-centred.
- * If the norm has no gamma, all eight are 1. */
+ * If the norm has no gamma, all eight floats are 1. */
 TE_FN void te_gamma8(float w[8], const te_vec8 *gamma, te_dtype dtype, int code) {
     if (!te_norm_has_gamma(code)) {
         TE_UNROLL for (int i = 0; i < 8; i++) w[i] = 1.0f;

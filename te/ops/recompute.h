@@ -16,10 +16,11 @@
  *
  * The marks compute nothing. In forward no fusion crosses a mark, so that both runs of a region use the same kernels.
  * Therefore the results are bitwise identical to those without recomputation, with two exceptions: on the host with
- * -DTE_CBLAS they are if the number of threads is the same; on CUDA a fused GEMM that saves its activation's input adds
- * in another order. In backward a fusion may cross a mark, and inference ignores the marks. Regions do not nest. If a
- * fork lies inside a region, its add must also lie inside the region, unless the fork is the region's first op.
- * (cross_entropy, ..) and (output, ..) must stand outside of regions. Each mark counts as one op of the list's length.
+ * -DTE_CBLAS the number of threads must be the same; on CUDA a fused GEMM that saves its activation's input adds in
+ * another order. In backward a fusion may cross a mark, and inference ignores the marks. Regions do not nest. If a fork
+ * lies inside a region, its add must also lie inside the region, unless the fork is the region's first op.
+ * (cross_entropy, ..) and (output, ..) must stand outside of regions. Each mark counts as one op in the length of the
+ * op list.
  */
 #ifndef TE_OPS_RECOMPUTE_H
 #define TE_OPS_RECOMPUTE_H

@@ -5,7 +5,7 @@
  *   (input, x, width)    an extra input of the list is the value of edge x; te_batch.edges passes the tensor by name.
  *                        Options: (dtype, f32), the input's format; (rows, memory): the input has te_batch.memory_seq
  *                        rows for each sequence, and is for use by (load, x) or a (cross_attention, ..); (rows,
- *                        sequences): it has one row for each sequence, for (load, x) and the ops of join.h
+ *                        sequences): the input has one row for each sequence, for (load, x) and join.h
  *   (add, x), (mul, x)   y = the input + the value of x; y = the input * the value of x
  *   (load, x)            y = the value of x, with which the list continues. A (fork, ..) must stand directly in front
  *                        of the load, because the value in front of the load would otherwise be lost
@@ -20,8 +20,8 @@
  * a fork, the second one needs a name of its own, followed by the name of the fork: (add, second, x).
  *
  * Backward: the gradient of a fork's input is dy, the gradient of the fork's output, plus a contribution from each use
- * of the fork. Backward runs the list from its end. So the use that is last in the list stores its contribution, each
- * use before it adds its own contribution to the stored sum, and finally the fork adds the sum to dy.
+ * of the fork. Backward runs the op list from its end. So the use that is last in the op list stores its contribution,
+ * each use before it adds its own contribution to the stored sum, and finally the fork adds the sum to dy.
  */
 #ifndef TE_OPS_RESIDUAL_H
 #define TE_OPS_RESIDUAL_H
@@ -52,9 +52,9 @@
      : (int)TE__INPUT_ROWS(op) == (int)TE_ROWS_sequences ? TE_OF_SEQUENCES \
                                                          : 0)
 #define TE_EDGE_fork(model, op) (-1, TE_FORK_DTYPE(model, TE_NAME(op)))
-/* The names of four constants for the fork x: its index in the list (defined by TE_CHECK_fork), and the width, the rows
- * and the format of its value (defined in te/fuse/impl/declare.h). If a list uses a fork that it does not have, the
- * compiler reports one of the first two names as an undeclared identifier, so these names are worded as error
+/* The names of four constants for the fork x: its index in the op list (defined by TE_CHECK_fork), and the width, the
+ * rows and the format of its value (defined in te/fuse/impl/declare.h). If an op list uses a fork that it does not
+ * have, the compiler reports one of the first two names as an undeclared identifier, so these names are worded as error
  * messages. */
 #define TE_FORK_INDEX(model, use, x) TE_JOIN5(te_error_, use, x, of, model, has_no_fork_before_it)
 #define TE_FORK_WIDTH(model, x) TE_JOIN4(te_error_load_, x, of, model, has_no_fork_before_it)
@@ -68,8 +68,9 @@
      static_assert((int)TE__INPUT_ROWS(op) == -1 || TE__IF_INPUT(op, TE__OF_ROWS(op) != 0, 0),               \
                    "te: " TE_STRING(model) ": " TE_CALLED(op)                                                \
                        ": rows are memory or sequences, of an input, or not named");)
-/* The name of a type that each use of fork x declares (a typedef may be repeated) and that the list refers to. If no op
- * uses the fork, the type is not declared, and the compiler reports its name, which is worded as an error message. */
+/* The name of a type that each use of fork x declares (a typedef may be repeated) and that the op list refers to. If no
+ * op uses the fork, the type is not declared, and the compiler reports the type's name, which is worded as an error
+ * message. */
 #define TE_FORK_USED(model, x) TE_JOIN4(te_error_, x, of, model, is_never_used)
 
 /* ---- (add, x), (mul, x), (output, x) ---------------------------------------------------------------------------- */
@@ -192,7 +193,7 @@ enum { TE_LOAD_THREADS = TE_CUDA ? 256 : 1 };
     TE_KERNEL(name, TE_LOAD_THREADS, te_load_args, te_load_sum(te_args, te_at, (te_dtype)TE_DTYPE_OUT(model, op))) \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__load_backward(r, s, name##_launch); }
 
-/* Compute y = a + b, the sum of two gradients of a fork. Memory traffic: reads two tensors, writes one. */
+/* Computes y = a + b, the sum of two gradients of a fork. Memory traffic: reads two tensors, writes one. */
 TE_FN void te_load_sum(const te_load_args *args, te_block at, te_dtype dtype) {
     int group;
     const te_lanes g = te_lanes_here(TE_LOAD_THREADS, &group);
@@ -214,8 +215,8 @@ TE_API te_status te__load_forward(te_run *r, const te_step *s) {
     return TE_OK;
 }
 typedef te_status (*te__load_launch_fn)(te_context *ctx, te_grid grid, const te_load_args *a);
-/* Set `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from
- * that of `to`. */
+/* Sets `to` to a + b, the sum of two gradients of a fork. If a is null, `to` becomes b, whose format may differ from
+ * the format of `to`. */
 TE_API te_status te__load_add(te_run *r, te_value to, const void *a, te_value b, te__load_launch_fn launch) {
     te_load_args args;
     memset(&args, 0, sizeof args);
@@ -229,7 +230,7 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
     const te_op *op = &r->plan->op[i], *fork = &r->plan->op[op->edge];
     te_value v;
     /* The gradient of an extra input is stored in the caller's tensor, if the caller has passed one. The last use in
-     * the list stores its contribution, and the other uses add theirs. */
+     * the op list stores its contribution, and the other uses add their contributions. */
     if (fork->flags & TE_IS_INPUT) {
         TE_TRY(te__fork_value(&v, r, op));
         TE_TRY(te__edge_tensor(&v, r, fork, te__value_of(0, op->edge_dtype, te__rows_in(r, op->out_rows), op->out), 1));
@@ -241,7 +242,7 @@ TE_API te_status te__load_backward(te_run *r, const te_step *s, te__load_launch_
         te__set_edge(r, op->edge, v);
     }
     /* backward continues with the gradient of the fork in front of the load. This gradient is complete, because all
-     * uses of that fork come later in the list */
+     * uses of that fork come later in the op list */
     te__set_current(r, r->edge[i - 1]);
     te__set_edge(r, i - 1, te__no_value());
     return TE_OK;

@@ -21,7 +21,7 @@
  *
  * Fused kernels: head_norm_rope (head_norm.h), linear_rope and linear_bias_rope (te/linear/impl/linear_rope.h). The
  * tiles of the fused GEMM have 256 columns. If head_dim divides 256, a tile must consist of whole groups of head_dim
- * columns, in v as well; therefore value_dim must then be a multiple of head_dim. With `first` rope is not fused.
+ * columns, in v as well, so value_dim must then be a multiple of head_dim. With the option `first`, rope is not fused.
  */
 #ifndef TE_OPS_ROPE_H
 #define TE_OPS_ROPE_H
@@ -98,13 +98,13 @@
 
 /* ---- the caller's frequencies ------------------------------------------------------------------------------------ */
 
-/* With (scaling, given) a call passes the frequencies: an entry of te_batch.edges with the op's name has, in f32, a
- * tensor [sections, rotary_dim / 2]. With the option (sections, n), where n is above 1, te_batch.positions is [n,
+/* With (scaling, given) a call passes the frequencies: an entry of te_batch.edges with the op's name holds a tensor
+ * [sections, rotary_dim / 2] in f32. With the option (sections, n), where n is above 1, te_batch.positions is [n,
  * rows], and the angle of pair p in a row is the sum over all sections s of positions[s, row] * frequencies[s, p].
  * Multi-section rope (Qwen2-VL) has three positions, of time, height and width, and a vision encoder has two; each pair
- * has a frequency in one section only, and 0 in the others. The cosines and sines are multiplied by the option
- * (attention_factor, 1). The value of te_edge.grad is ignored. te_rope_frequencies and the functions after it compute
- * the frequencies of common models. */
+ * has a frequency in one section only, and the frequency 0 in all other sections. The cosines and sines are multiplied
+ * by the option (attention_factor, 1). The value of te_edge.grad is ignored. te_rope_frequencies and the functions
+ * after it compute the frequencies of common models. */
 #define TE_TAKES_rope_sections TE_INTEGER
 #define TE_SAME_sections_sections ,
 #define TE__ROPE_GIVEN_given ,
@@ -119,7 +119,7 @@ enum { TE_ROPE_plain, TE_ROPE_scaled, TE_ROPE_given };
  * target memory for te_batch.edges. frequencies: [rotary_dim / 2]; base: rope_theta of config.json.
  *     te_rope_frequencies           base^(-2p / rotary_dim)
  *     te_rope_frequencies_dynamic   dynamic NTK: the same with a larger base, for sequences of `length` tokens in a
- *                                   model of max_length tokens; factor: the one in rope_scaling
+ *                                   model of max_length tokens; factor: the factor of rope_scaling
  *     te_rope_frequencies_longrope  base^(-2p / rotary_dim) / factors[p]; factors: short_factor or, for sequences of
  *                                   more than original_max_position_embeddings tokens, long_factor (Ding et al. 2024)
  *     te_rope_frequencies_sections  frequencies[s, p] is all[p] if pair p belongs to section s, else 0, for `count`
@@ -203,11 +203,11 @@ TE_IF_USED TE_API te_status te_rope_frequencies_sections(float *frequencies, con
  *     f' = f (s + (1 - s) / factor); s = 1 leaves f unchanged, s = 0 interpolates positions:
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
- *             3.1); (low_freq_factor, 1), (high_freq_factor, 4)
+ *             3.1); defaults (low_freq_factor, 1), (high_freq_factor, 4)
  *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
  *             log(L / (2 pi beta)) / (2 log(base)) is the index of the pair that makes `beta` full turns in L tokens;
  *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))); (truncate, 0) omits
- *             floor and ceil; (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
+ *             floor and ceil; defaults (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
  *             (attention_factor, 0.1 log(factor) + 1). */
 typedef enum te_rope_scaling {
     TE_ROPE_SCALING_none,
@@ -312,8 +312,8 @@ typedef struct te_rope_options {
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
-/* How a scaling changes the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1
- * - s) inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
+/* A scaling of the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1 - s)
+ * inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
     float magnitude; /* factor of all cosines and sines */
@@ -326,8 +326,7 @@ TE_FN double te_rope_scaled(const te_rope_scale *k, double frequency, int p) {
 }
 
 #define TE__TWO_PI 6.283185307179586
-/* Return d(beta), the index, in general fractional, of the pair that makes `beta` full turns in original_length
- * tokens. */
+/* Returns d(beta), the index (a real number) of the pair that makes `beta` full turns in original_length tokens. */
 TE_API double te__yarn_pair(const te_rope_options *o, double beta) {
     return o->rotary_dim * log(o->original_length / (TE__TWO_PI * beta)) / (2.0 * log((double)o->base));
 }
@@ -343,7 +342,7 @@ TE_API te_rope_scale te__rope_scale_of(const te_rope_options *o) {
         const double fast = te__yarn_pair(o, (double)o->beta_fast), slow = te__yarn_pair(o, (double)o->beta_slow);
         const double low = fmax(o->truncate ? floor(fast) : fast, 0.0);
         const double high = fmin(o->truncate ? ceil(slow) : slow, o->rotary_dim - 1.0);
-        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, it falls within 0.001 pairs */
+        /* s falls from 1 to 0 over `width` pairs from pair `low` on; if high == low, s falls within 0.001 pairs */
         const double width = high == low ? 0.001 : high - low;
         k.by_pair = -1.0 / width, k.offset = 1.0 + low / width;
         k.magnitude = o->attention_factor > 0.0f ? o->attention_factor : 0.1f * logf(o->factor) + 1.0f;
@@ -368,7 +367,7 @@ typedef struct te_rope_args {
      * cache */
     const int32_t *past;
     const float *frequencies; /* with (scaling, given) the caller's frequencies, [sections, rotary_dim / 2] */
-    int sections;             /* number of positions of each row; if it is above 1, `positions` is [sections, rows] */
+    int sections;             /* number of positions of each row; if above 1, `positions` is [sections, rows] */
 } te_rope_args;
 enum { TE_ROPE_THREADS = TE_CUDA ? 256 : 1, TE_ROPE_ROWS = TE_CUDA ? 2 : 1 };
 
@@ -383,7 +382,7 @@ typedef struct te_rope_shape {
 } te_rope_shape;
 
 /* Constants of a table of cosines and sines. pairs: the number of cosines (and of sines) that the table has for each
- * row; it may exceed rotary_dim / 2, because a row of the table may have padding. */
+ * row; this number may exceed rotary_dim / 2, because a row of the table may have padding. */
 typedef struct te_rope_table { int pairs, rotary_dim, scaled, direction; } te_rope_table;
 TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, int direction) {
     te_rope_table t;
@@ -410,13 +409,13 @@ TE_FN void te_rotate_interleaved8(float v[8], const float cosine[4], const float
 /* Returns the angle of pair p in a row at `position`, computed from the caller's frequencies. */
 TE_FN double te_rope_given_angle(const te_rope_args *a, int row, int position, int p, int pairs) {
     double angle = 0.0;
-    if (p >= pairs) return angle; /* the table has space for more pairs */
+    if (p >= pairs) return angle; /* padding of the table */
     for (int s = 0; s < a->sections; s++)
         angle += (double)(s ? a->positions[s * a->rows + row] : position) * (double)a->frequencies[s * pairs + p];
     return angle;
 }
-/* Fills cos_sin[rows][2][pairs]: for each of the `rows` rows from `first` on, the cosines of all pairs, then the sines
- * of all pairs. For the inverse rotation the sines are negated. */
+/* Fills cos_sin[rows][2][pairs]: for each of the rows first to first + rows - 1, the cosines of all pairs, then the
+ * sines of all pairs. For the inverse rotation the sines are negated. */
 TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first, int rows, te_lanes g,
                            const te_rope_table t) {
     const float magnitude = t.scaled ? a->scale.magnitude : 1.0f;
@@ -435,12 +434,12 @@ TE_FN void te_rope_cos_sin(float *cos_sin, const te_rope_args *a, int64_t first,
     }
 }
 
-/* Return whether all columns can be loaded and rotated in vectors of eight. */
+/* Returns whether all columns can be loaded and rotated in vectors of eight. */
 TE_FN int te_rope_is_aligned(const te_rope_shape k) {
     return k.width % 8 == 0 && k.head_dim % 8 == 0 && k.first % 8 == 0 &&
            k.rotary_dim % (k.interleaved ? 8 : 16) == 0;
 }
-/* Rotate `rows` rows from row `first` on, one element at a time, which works for any width. */
+/* Rotate rows first to first + rows - 1, one element at a time. This works for any width. */
 TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                              const te_rope_shape k) {
     const int pairs = k.rotary_dim / 2;
@@ -460,10 +459,10 @@ TE_FN void te__rope_elements(const te_rope_args *a, int64_t first, int rows, con
             te_store(a->y, at, v, k.y);
         }
 }
-/* Rotates `rows` rows from row `first` on, eight columns at a time. A lane works on units of eight columns. Unless
- * pairs are interleaved, a unit that is rotated also contains the eight columns with which its columns form pairs,
- * `distance` columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit are
- * loaded before the first row is rotated, so that the loads are in flight together. */
+/* Rotates rows first to first + rows - 1, eight columns at a time. A lane works on units. A unit has eight columns. If
+ * these columns are rotated and pairs are not interleaved, the unit also has the eight columns that form pairs with
+ * them, `distance` columns to the right. So a head of q or k has (head_dim - distance) / 8 units. All rows of a unit
+ * are loaded before the first row is rotated, so that the loads are in flight together. */
 TE_FN void te__rope_vectors(const te_rope_args *a, int64_t first, int rows, const float *cos_sin, te_lanes g,
                             const te_rope_shape k) {
     /* distance from a column to the other column of its pair; 0 if one vector of eight columns holds both */
@@ -529,7 +528,7 @@ TE_API te_status te__rope_given(te_rope_args *a, const te_run *r, int i) {
     a->frequencies = (const float *)e->value.data;
     return TE_OK;
 }
-/* Set *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
+/* Sets *a to the arguments of op i, a rope, which reads the current value of the pass (te_run.current) and writes y. */
 TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value y) {
     memset(a, 0, sizeof *a);
     a->y = y.data, a->x = r->current.data, a->rows = y.rows, a->of = te__sequences_of(r);
@@ -540,8 +539,8 @@ TE_API te_status te__rope_args(te_rope_args *a, const te_run *r, int i, te_value
     return te__rope_given(a, r, i);
 }
 typedef te_status (*te_rope_launch_fn)(te_context *ctx, te_grid grid, const te_rope_args *a);
-/* Apply op i, a rope, to the current value of the pass (te_run.current), and make the result y the current value. If y
- * has no memory, no kernel runs. */
+/* Applies op i, a rope, to the current value of the pass (te_run.current), and makes the result y the current value. If
+ * y has no memory, no kernel runs. */
 TE_API te_status te__rope_apply(te_run *r, int i, te_value y, te_rope_launch_fn launch) {
     te_rope_args a;
     TE_TRY(te__rope_args(&a, r, i, y));

@@ -1,6 +1,6 @@
 /* router.h -- mixture of experts (Shazeer et al. 2017): each token is sent to the top_k experts that a router chooses.
  *
- *   (router, r, hidden, experts, (top_k, 2), ..)   y = the rows of x, each once for each of its token's experts
+ *   (router, r, hidden, experts, (top_k, 2), ..)   y = each row of x, once for each expert of its token
  *   (combine, r)                                   y[token] = the sum of the token's rows times the router's weights
  *                                                  (combine.h)
  *
@@ -9,13 +9,13 @@
  *     (swiglu, act), (expert_linear, down, F, H, E), (combine, r), (add, x)
  *
  * The router's logits are x weight^T, weight [experts, hidden], in f32. x has a row for each token. The output of the
- * router has routed rows: each token has top_k of them, and they are ordered by expert, then by token. Elementwise ops,
- * gated activations and norms treat routed rows like any other rows; expert_linear.h has the ops with parameters for
- * each expert. No row is dropped unless the option capacity is given. The number of rows of an expert is known only on
- * the device, so a captured graph can be replayed with any routing.
+ * router has routed rows: each token has top_k routed rows, and all routed rows are ordered by expert, then by token.
+ * Elementwise ops, gated activations and norms treat routed rows like any other rows; expert_linear.h has the ops with
+ * parameters for each expert. No row is dropped unless the option capacity is given. The number of rows of an expert is
+ * known only on the device, so a captured graph can be replayed with any routing.
  *
- * If several experts have the same score, the one with the lowest number is chosen first. A NaN among a token's logits
- * makes all of its weights NaN; the logit itself counts as -infinity in the choice. The weights are summed in a fixed
+ * If several experts have the same score, the one with the lowest number is chosen first. If a logit of a token is NaN,
+ * all weights of the token are NaN; in the choice, the NaN counts as -infinity. The weights are summed in a fixed
  * order. The options are described below, and in docs/reference/ops.md.
  */
 #ifndef TE_OPS_ROUTER_H
@@ -61,7 +61,7 @@
  * So whether a token keeps an expert depends only on earlier tokens, and an expert need not sort its rows: it computes
  * the first ones. The losses and te_router_counts count all choices, including those of dropped rows.
  *
- * The two losses are not part of the loss that forward returns; backward only adds their gradients. Each of them is
+ * The two losses are not part of the loss that forward returns; backward only adds their gradients. Each of the two is
  * treated as if it were added to the loss of every row, and the gradient of a row's loss is te_batch.loss_scale. */
 #define TE_OP_router (router, custom)
 #define TE_SHAPES_router(op) (2)
@@ -81,8 +81,8 @@
 #define TE_LAYOUT_FITS_router(op, in)                                                            \
     ((int)(in) == (TE_HAS_OPTION(op, ranks) && !TE__EXCHANGES(op) ? (int)TE_LAYOUT_partial_grad \
                                                                   : (int)TE_LAYOUT_replicated))
-/* A router that exchanges rows does not save its input. It saves all rows that it has received, which include this
- * rank's rows (te__saved_input_bytes). */
+/* A router that exchanges rows does not save its input. Instead it saves all rows that it has received, which include
+ * this rank's rows (te__saved_input_bytes). */
 #define TE_FLAGS_router(op) (TE__EXCHANGES(op) ? 0 : (int)TE_SAVES_INPUT)
 #define TE_STATS_router(op)                                                                                        \
     TE__ROUTING_FLOATS((int)(TE_ARG2(op, 0)), (int)(TE_ARG2(op, 0)) / (TE__EXCHANGES(op) ? TE_RANKS_OPTION(op) : 1), \
@@ -130,12 +130,12 @@
 #define TE__KNOWS_DISPATCH(op) TE_IF_MARKED(TE_JOIN1(TE__DISPATCH_MARK_, TE_OPTION(op, dispatch, all_gather)), 1, 0)
 #define TE__DISPATCH_MARK_all_gather ,
 #define TE__DISPATCH_MARK_all_to_all ,
-/* 1 if the option `score` of the op has one of its values, else 0. */
+/* 1 if the option `score` of the op has a valid value, else 0. */
 #define TE__KNOWS_SCORE(op) TE_IF_MARKED(TE_JOIN1(TE__SCORE_MARK_, TE_OPTION(op, score, softmax)), 1, 0)
 #define TE__SCORE_MARK_softmax ,
 #define TE__SCORE_MARK_sigmoid ,
 #define TE__SCORE_MARK_softmax_of_chosen ,
-/* The option `weigh`: 1 if it is input, 0 if it is output, -1 if it is another word. */
+/* The value of the option `weigh` as a number: input is 1, output is 0, any other word is -1. */
 #define TE__WEIGHS_INPUT(op) \
     TE_IF_MARKED(TE_JOIN1(TE__WEIGH_INPUT_, TE_OPTION(op, weigh, output)), 1, TE__WEIGHS_OUTPUT(op))
 #define TE__WEIGHS_OUTPUT(op) TE_IF_MARKED(TE_JOIN1(TE__WEIGH_OUTPUT_, TE_OPTION(op, weigh, output)), 0, -1)
@@ -143,8 +143,8 @@
 #define TE__WEIGH_OUTPUT_output ,
 #define TE__ROUTER_SCORE(op) TE__ROUTER_SCORE_(TE_OPTION(op, score, softmax))
 #define TE__ROUTER_SCORE_(token) TE_JOIN1(TE_SCORE_, token)
-/* The name of the enumerator that is the index of router r. If a combine names a router that the list does not have,
- * the compiler reports this name as an undeclared identifier, so it is worded as an error message. */
+/* The name of the enumerator that is the index of router r. If a combine names a router that the op list does not have,
+ * the compiler reports this name as an undeclared identifier, so the name is worded as an error message. */
 #define TE__ROUTER_INDEX(model, r) TE_JOIN4(te_error_combine_, r, of, model, has_no_router_before_it)
 #define TE__ROUTER_TEXT(model, op) "te: " TE_STRING(model) ": " TE_CALLED(op)
 #define TE_CHECK_router(model, op)                                                                                   \
@@ -212,7 +212,7 @@ typedef struct te_router_kernels { te_router_launch_fn first, second, bias, weig
 #define TE__ROUTER_FORMATS(model, dtype, op) \
     te_formats_of((int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op), (int)TE_##dtype, (int)TE_##dtype)
 /* The formats for those kernels of a router that read or write rows of tokens. Rows that are sent between ranks are in
- * the list's dtype. */
+ * the op list's dtype. */
 #define TE__TOKEN_FORMATS(model, dtype, op)                                                                          \
     te_formats_of(TE__EXCHANGES(op) ? (int)TE_##dtype : (int)TE_DTYPE_IN(model, op), (int)TE_DTYPE_OUT(model, op),   \
                   (int)TE_##dtype, (int)TE_##dtype)
@@ -254,8 +254,8 @@ TE_API te_token_exchange te__exchange_of(const te_run *r, int router) {
     e.top_k = te__router_options_of(r->plan, router).top_k, e.width = r->plan->op[router].in, e.dtype = r->plan->dtype;
     return e;
 }
-/* Returns the input of a router that forward has saved, with a row for each token of all ranks. If the router exchanges
- * rows, these are the rows that this rank has received. */
+/* Returns the saved input of a router, with a row for each token of all ranks. If the router exchanges rows, forward
+ * has saved the rows that this rank received. */
 TE_API te_value te__tokens_of(const te_run *r, int router) {
     if (!te__is_exchange(r->plan, router)) return te__input_of(r, router);
     return te__value_of(r->saved_input[router], r->plan->dtype, r->tokens, r->plan->op[router].in);
@@ -277,7 +277,7 @@ TE_API void te__restrict_to_rank(te_router_args *a, const te_run *r) {
     a->at.expert += first, a->at.weight += first, a->at.first = 0, a->at.is_part = 0;
     if (a->dweight) a->dweight += first;
 }
-/* Gathers the chosen experts and their weights, so that each rank has them for the tokens of all ranks. */
+/* Gathers the chosen experts and their weights, so that each rank has the choices for the tokens of all ranks. */
 TE_API te_status te__gather_choice(const te_router_args *a, te_run *r) {
     const int64_t n = te__rows_in(r, TE_ROWS_shard) * a->top_k, first = te__first_row(r, TE_ROWS_shard) * a->top_k;
     float *expert = (float *)(void *)a->at.expert; /* an all_gather keeps all bits */
@@ -375,7 +375,7 @@ TE_IF_USED TE_API te_status te__router_backward(te_run *r, const te_step *s, con
     if (exchanges) te__restrict_to_rank(&own, r);
     own.y = dlogits.data;
     if (o.weighs_input && !r->dry) TE_TRY(kernels->weigh(r->ctx, grid, &a));
-    if (exchanges && !r->dry) /* a weight's gradient is 0 on all ranks except that of its expert */
+    if (exchanges && !r->dry) /* each rank has only the gradients of its own experts' weights, and 0 for all others */
         TE_TRY(te_group_reduce_scatter(r->tensor, own.dweight, a.dweight, own.tokens * o.top_k, TE_f32, r->ctx));
     if (!r->dry) TE_TRY(kernels->first(r->ctx, te__grid_of(te_ceil_div(own.tokens, TE_ROUTER_WARPS), 1), &own));
     if (kernels->bias) {

@@ -1,6 +1,6 @@
 /* router_balance.h -- counts the rows of a router's experts, and balances the experts without an auxiliary loss: after
- * each optimizer step, the choice_bias of experts with few rows is increased and that of experts with many rows is
- * decreased (DeepSeek-V3, arXiv 2412.19437).
+ * each optimizer step, the choice_bias of experts with few rows is increased, and the choice_bias of experts with many
+ * rows is decreased (DeepSeek-V3, arXiv 2412.19437).
  *
  * Do this at the end of an optimizer step, for each router with a choice_bias:
  *     TE_TRY(te_fill(&ctx, counts, 0, E * sizeof(float)));                     // counts: [E] f32, in target memory
@@ -48,8 +48,8 @@ TE_FN void te_router_balance_body(const te_balance_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_balance_kernel, TE_ROUTER_LANES, 1, te_balance_args,
                   te_router_balance_body(te_args, te_at))
-/* Adds to counts[e] the number of rows of expert e or, with `dropped`, the number of its rows beyond the capacity.
- * call: the name of the public function, for error texts. */
+/* Adds to counts[e] the number of rows of expert e or, with `dropped`, the number of the expert's rows beyond the
+ * capacity. call: the name of the public function, for error texts. */
 TE_IF_USED TE_API te_status te__router_count_rows(float *counts, const te_saved *saved, const char *router, int dropped,
                                                   const char *call, te_context *ctx) {
     te_balance_args a;
@@ -76,7 +76,7 @@ TE_IF_USED TE_API te_status te__router_count_rows(float *counts, const te_saved 
 }
 /* Adds to counts[e] how many rows the router called `router` has sent to expert e in the forward that filled *saved,
  * including dropped rows. counts: [experts] in f32, in target memory. Errors: TE_ERROR_STATE if no forward has filled
- * *saved or if the router is inside a (recompute, ..), whose values are not saved; TE_ERROR_VALUE if the list has no
+ * *saved or if the router is inside a (recompute, ..), whose values are not saved; TE_ERROR_VALUE if the op list has no
  * such router; TE_ERROR_NULL. */
 TE_IF_USED TE_API te_status te_router_counts(float *counts, const te_saved *saved, const char *router,
                                              te_context *ctx) {
@@ -87,10 +87,10 @@ TE_IF_USED TE_API te_status te_router_dropped(float *counts, const te_saved *sav
                                               te_context *ctx) {
     return te__router_count_rows(counts, saved, router, 1, "te_router_dropped", ctx);
 }
-/* Adds `rate` to the choice_bias of each expert that has fewer rows than the mean of `counts`, and subtracts it from
- * that of each expert that has more, so that the next tokens are spread more evenly. In bf16 and f16, a rate below half
- * a unit in the last place of the bias changes nothing, because the sum is rounded. counts: [experts] in f32, in target
- * memory. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if `bias` is no choice_bias. */
+/* Adds `rate` to the choice_bias of each expert with fewer rows than the mean of `counts`, and subtracts `rate` from
+ * the choice_bias of each expert with more rows, so that the next tokens are spread more evenly. In bf16 and f16, a
+ * rate below half a unit in the last place of the bias changes nothing, because the sum is rounded. counts: [experts]
+ * in f32, in target memory. Errors: TE_ERROR_NULL; TE_ERROR_VALUE if `bias` is no choice_bias. */
 TE_IF_USED TE_API te_status te_router_balance(te_param *bias, const float *counts, float rate, te_context *ctx) {
     te_balance_args a;
     TE_TRY(te__check_target(ctx, "te_router_balance"));

@@ -10,17 +10,18 @@
  *
  * The filters of a row apply in this order: the mask of allowed tokens, repetition, frequency and presence penalty,
  * temperature, top-k, top-p, min-p; then a token is drawn. Nothing is approximated. Each cut (the least likely token
- * that a filter keeps) is found in a list of the likeliest tokens or, if they are many, by radix selection on the bits
- * of the logits: by counts for top-k, by probability mass for top-p. Masses are unnormalised probabilities as integers
- * (2^44 for the largest logit), so sums do not depend on the order, and the token is the same on the host and on
- * CUDA, with any number of blocks and in any batch. docs/inference.md describes the parameters and the exactness.
+ * that a filter keeps) is found in a list of the likeliest tokens or, if too many tokens are likely, by radix selection
+ * on the bits of the logits: by counts for top-k, by probability mass for top-p. Masses are unnormalised probabilities
+ * as integers (2^44 for the largest logit), so sums do not depend on the order, and the token is the same on the host
+ * and on CUDA, with any number of blocks and in any batch. docs/inference.md describes the parameters and the
+ * exactness.
  *
  * A first pass over the logits finds the largest one, and a bound that at least k tokens reach (512 with top-p alone).
  * A second pass sums exp for y, and lists the tokens that reach the bound. The filters and the draw use this list. With
  * top-p alone a third pass checks that the list suffices. If the list does not suffice or would have more than
- * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. So
- * does a draw without filters. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic: reads the logits
- * once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
+ * TE__SAMPLE_LIST tokens, each 11-bit digit of a cut takes one more pass, which reads the logits from the caches. A
+ * draw without filters takes one more pass, too. On CUDA a cluster of 1 to 8 blocks processes a row. Memory traffic:
+ * reads the logits once; 128 rows of 131072 in bf16 are 33.6 MB: 7.3 us at 4.6 TB/s. Measurements: docs/notes/ops.md.
  */
 #ifndef TE_OPS_SAMPLE_H
 #define TE_OPS_SAMPLE_H
@@ -48,11 +49,11 @@
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-/* The list of the likeliest tokens is short. Only the first block of a row draws a token from it; the other blocks of
- * the row have nothing left to do. */
+/* The list of the likeliest tokens is short. Only the first block of a row draws a token from the token list; the other
+ * blocks of the row have nothing left to do. */
 
-/* The parameters of the filters and the draw, which work on the list. target: for top-p, the target that the sum of the
- * masses of the kept tokens has to reach. */
+/* The parameters of the filters and the draw, which work on the token list. target: for top-p, the target that the sum
+ * of the masses of the kept tokens has to reach. */
 typedef struct te__sample_rest {
     int top_k;   /* 0: no top-k */
     float top_p; /* 1 or more: no top-p */
@@ -60,16 +61,16 @@ typedef struct te__sample_rest {
     uint64_t seed, counter; /* of te_sampling */
 } te__sample_rest;
 
-/* Returns 64 random bits: the target of the draw is this number / 2^64 of the total mass. */
+/* Returns a random 64-bit integer u. The target of the draw is the total mass times u / 2^64. */
 TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     uint32_t random[4];
     te_philox(random, f->seed, 0, TE__SAMPLE_STREAM, f->counter);
     return (uint64_t)random[0] << 32 | random[1];
 }
 #if TE_CUDA
-/* Sorts the n entries of the list in descending order, by a counting sort: a histogram of 2048 bins of equal width
- * yields the place of each bin's entries, and each entry is compared with the others of its bin. If too many entries
- * have about the same value, the function returns 0 and leaves the list as it is. */
+/* Sorts the n entries of the token list in descending order, by a counting sort: a histogram of 2048 bins of equal
+ * width yields the place of each bin's entries, and each entry is compared with the other entries of its bin. If too
+ * many entries have about the same value, the function returns 0 and leaves the token list as it is. */
 TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *g) {
     enum { EACH = TE__SAMPLE_LIST / TE_SAMPLE_THREADS, BINS_EACH = TE__SAMPLE_BINS / TE_SAMPLE_THREADS, MAX_BIN = 128 };
     uint64_t entry[EACH], largest = 0, inverse = 0, all;
@@ -119,9 +120,9 @@ TE_FN int te__sample_counting_sort(te__sample_shared *s, int n, const te_lanes *
     return (void)s, (void)n, (void)g, 0;
 }
 #endif
-/* Sorts the first n entries of the list in descending order; later entries may be overwritten. If a counting sort is
- * not possible, the function uses a bitonic sort (Batcher 1968). In steps that compare entries less than 64 apart, each
- * warp works on 64 entries of its own, so it need not wait for other warps. */
+/* Sorts the first n entries of the token list in descending order; later entries may be overwritten. If a counting sort
+ * is not possible, the function uses a bitonic sort (Batcher 1968). In steps that compare entries less than 64 apart,
+ * each warp works on 64 entries of its own, so a warp need not wait for other warps. */
 TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
     uint64_t *a = s->list;
     int size = 2;
@@ -141,12 +142,12 @@ TE_FN void te__sample_sort(te__sample_shared *s, int n, const te_lanes *g) {
         }
     te_block_sync();
 }
-/* Return the mass of an entry of the list, or 0 if the entry is 0. The key is the high half of the entry or, with
- * by_token 1, the low half. */
+/* Returns the mass of an entry of the token list, or 0 if the entry is 0. The key is the high half of the entry or,
+ * with by_token 1, the low half. */
 TE_FN uint64_t te__sample_entry_mass(const te__sample_row *r, uint64_t entry, int by_token) {
     return entry ? te__sample_mass(r, (uint32_t)(by_token ? entry : entry >> 32)) : 0;
 }
-/* Return the first index at which the sum of the masses of the list's n first entries reaches the target w. */
+/* Returns the first index at which the sum of the masses of the token list's n first entries reaches the target w. */
 TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sample_wish w, const te__sample_team *t) {
     const int each = te__sample_ceil(n, t->g.count), from = (int)te_min(t->g.id * each, n);
     const int to = (int)te_min(from + each, n);
@@ -163,7 +164,7 @@ TE_FN int te__sample_reach(const te__sample_row *r, int n, int by_token, te__sam
     te_block_sync();
     return t->s->token;
 }
-/* Draws a token from the list, which has all tokens that the filters keep, by sorting the list. Returns the token. */
+/* Draws a token by sorting the token list, which contains all tokens that the filters keep. Returns the token. */
 TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     uint64_t *list = t->s->list;
     int n = (int)t->s->listed;
@@ -176,9 +177,9 @@ TE_FN int te__sample_draw_sorted(const te__sample_row *r, te__sample_rest f, con
     const te__sample_wish draw = te__sample_wish_of(te__sample_uniform(&f), 1);
     return te__sample_best_token(list[te__sample_reach(r, n, 1, draw, t)] >> 32);
 }
-/* Draws a token from a list that has at most as many entries as the block has lanes. Each lane compares its entry with
- * all others, which is faster than sorting such a short list. The masses of the entries are stored in the same array,
- * from index TE_SAMPLE_THREADS on. */
+/* Draws a token from a token list that has at most as many entries as the block has lanes. Each lane compares its entry
+ * with all other entries, which is faster than sorting such a short list. The masses of the entries are stored in the
+ * same array, from index TE_SAMPLE_THREADS on. */
 TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, const te__sample_team *t) {
     te__sample_shared *s = t->s;
     uint64_t *list = s->list, *mass = list + TE_SAMPLE_THREADS, before = 0, total = 0;
@@ -206,8 +207,8 @@ TE_FN int te__sample_draw_short(const te__sample_row *r, te__sample_rest f, cons
     before = 0;
     const int all = (int)s->kept;
     if (is_kept) {
-        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* of two entries, the one with the lower token is larger, because
-                                                     * its bits are inverted */
+        TE_UNROLL_8 for (int j = 0; j < all; j++) { /* the low half of an entry is the inverted token, so a lower token
+                                                     * has a larger low half */
             const uint64_t m = mass[j];
             total += m, before += (uint32_t)list[j] > (uint32_t)entry ? m : 0;
         }
@@ -223,8 +224,8 @@ TE_FN int te__sample_draw_listed(const te__sample_row *r, te__sample_rest f, con
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Returns a bound for the keys key[lane] of the block's lanes: at least `count` lanes have a key that is not below the
- * bound, and few more lanes than `count` do. largest: the largest of the keys. Called by the lanes of one warp. */
+/* Returns a bound for the keys key[lane] of the block's lanes: `count` lanes or slightly more have a key that is not
+ * below the bound. largest: the largest of the keys. Called by the lanes of one warp. */
 TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count, const te_lanes *g) {
     enum { EACH = TE_SAMPLE_THREADS / TE__SAMPLE_WARP };
     const uint32_t enough = (uint32_t)count;
@@ -245,22 +246,23 @@ TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count
     }
     return bound;
 }
-/* Returns the number of lanes of each block to pass to te__sample_bound, so that at least `count` lanes of the row, and
- * therefore at least `count` tokens, reach the bound. Returns 0 if the list would become too long. */
+/* Returns the number of lanes that each block passes to te__sample_bound. With this number, at least `count` lanes of
+ * the row, and therefore at least `count` tokens, reach the bound. Returns 0 if the token list would become too
+ * long. */
 TE_FN int te__sample_bound_lanes(int count, const te__sample_team *t) {
     const int lanes = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && lanes <= t->g.count / 4 * 3 ? lanes : 0;
 }
-/* Returns the number of segments of each block to pass to te__sample_segment_bound, so that at least `count` tokens of
- * the row reach the bound; 0 if the list would become too long or the row is short. */
+/* Returns the number of segments that each block passes to te__sample_segment_bound. With this number, at least `count`
+ * tokens of the row reach the bound. Returns 0 if the token list would become too long or the row is short. */
 TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te__sample_team *t) {
     const int segments = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && segments <= t->g.count * TE__SAMPLE_SEGMENTS / 4 * 3 &&
            te__sample_is_long(r) ? segments : 0;
 }
-/* Returns a bound for the largest keys of the segments of the block's lanes: at least `count` segments reach the bound,
- * and few more than `count` do. Called by all lanes of the block. Each iteration finds two bits of the bound: `tally`
- * holds, in 16 bits each, the numbers of segments that reach three candidates. */
+/* Returns a bound for the largest keys of the segments of the block's lanes: `count` segments or slightly more reach
+ * the bound. Called by all lanes of the block. Each iteration finds two bits of the bound: `tally` holds, in 16 bits
+ * each, the numbers of segments that reach three candidates. */
 TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     uint32_t mine[TE__SAMPLE_SEGMENTS], bound = 0;
     TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++) mine[s] = t->s->high[s * TE_SAMPLE_THREADS + t->g.id];
@@ -280,12 +282,13 @@ TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     }
     return bound;
 }
-/* How many lanes, or else how many segments, of each block have to reach the bound for the row's filters, and how many
- * lanes the bound for te_sampling.top (lanes_top). 0 means that this bound is not computed. */
+/* lanes, segments: how many lanes or, if lanes is 0, how many segments of each block have to reach the bound for the
+ * row's filters. lanes_top: how many lanes of each block have to reach the bound for te_sampling.top. 0 means that no
+ * such bound is computed. */
 typedef struct te__sample_bounds { int lanes, segments, lanes_top; } te__sample_bounds;
-/* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's
- * te__sample_best; plain: this lane's largest plain key. Returns the maxima over the row, and the smallest of the
- * blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
+/* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's largest
+ * key with its token (te__sample_best); plain: this lane's largest plain key. Returns the maxima over the row, and the
+ * smallest of the blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
 TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sample_bounds bounds, int greedy,
                                         const te__sample_team *t) {
     te__sample_part p = {0, 0, 0, 0};
@@ -319,7 +322,7 @@ TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sampl
     p.bound_k = te__sample_drawable(p.bound_k), p.bound_top = te__sample_drawable(p.bound_top);
     return p;
 }
-/* Send this lane's sum of masses of the second pass to the first block, and wait for all blocks. */
+/* Sends this lane's sum of masses of the second pass to the first block, and waits for all blocks. */
 TE_FN void te__sample_send_mass(uint64_t sum, const te__sample_team *t) {
     sum = te_warp_sum_u64(sum);
     if (t->g.id % TE__SAMPLE_WARP == 0)
@@ -334,14 +337,14 @@ TE_FN uint64_t te__sample_all_mass(const te__sample_team *t) {
         sum += t->s->mass[i / WARPS][i % WARPS];
     return te_warp_sum_u64(sum);
 }
-/* Return the log-probability of a token. key: the token's key; top: the row's largest key; mass: the sum of all masses
+/* Returns the log-probability of a token. key: the token's key; top: the row's largest key; mass: the sum of all masses
  * of the row. */
 TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Store the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
- * can be drawn, the list contains all of these tokens, and possibly others. */
+/* Stores the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
+ * can be drawn, the token list contains all these tokens, and possibly other tokens. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     const int64_t at = (int64_t)r->row * o->top;
@@ -358,7 +361,7 @@ TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint6
     TE_UNROLL_1 for (int i = found + t->g.id; i < o->top; i += t->g.count)
         o->top_token[at + i] = -1, o->top_log_prob[at + i] = usable ? -INFINITY : NAN;
 }
-/* Store the results of a row. Only one lane of the row calls this function. */
+/* Stores the results of a row. Only one lane of the row calls this function. */
 TE_FN void te__sample_store(const te__sample_row *r, int token, uint32_t raw_top, uint64_t mass) {
     const te_sampling *o = &r->a->of;
     o->token[r->row] = token;
@@ -383,13 +386,13 @@ TE_FN void te__sample_cut(te__sample_pass *p, te__sample_selection s, te__sample
         s = te__sample_token_selection(TE__SAMPLE_TIES, te__sample_wish_of(0, wanted));
     }
 }
-/* Empties the list after all blocks have read it. */
+/* Empties the token list after all blocks have read it. */
 TE_FN void te__sample_clear_list(const te__sample_team *t) {
     te__sample_sync(t);
     if (!t->g.id) t->s->listed = t->s->overflow = 0;
     te__sample_sync(t);
 }
-/* Computes the o->top likeliest tokens of the model. listed: 1 if the list already contains them. */
+/* Computes the o->top likeliest tokens of the model. listed: 1 if the token list already contains these tokens. */
 TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top, uint64_t mass,
                                te__sample_calls calls) {
     const te__sample_row row = p->row;
@@ -404,8 +407,8 @@ TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top,
     te__sample_store_top(&row, raw_top, mass, &p->team);
     te__sample_clear_list(&p->team);
 }
-/* Returns 1 if the sum of the masses of the list reaches the target of top-p. The list then contains all tokens that
- * top-p keeps, and the function replaces f->target, a fraction of the total, by an absolute mass. */
+/* Returns 1 if the sum of the masses of the token list reaches the target of top-p. The token list then contains all
+ * tokens that top-p keeps, and the function replaces f->target, a fraction of the total, by an absolute mass. */
 TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__sample_calls calls) {
     const te__sample_team *t = &p->team;
     const int bins = te__sample_ceil(p->row.vectors, TE__SAMPLE_CHUNK);
@@ -423,13 +426,14 @@ TE_FN int te__sample_list_suffices(te__sample_pass *p, te__sample_rest *f, te__s
     if (!t->s->overflow) f->target = te__sample_wish_of(0, target);
     return !t->s->overflow;
 }
-/* Moves the cut of p->row to that of top-k (k: the selection that finds it). With top-p, then lists all tokens that
- * top-p may keep, and returns 1 if they fit into the list. Otherwise moves the cut to that of top-p and returns 0. */
+/* Moves the cut of p->row to the cut of top-k, which selection k finds. Returns 0 if there is no top-p. With top-p,
+ * lists all tokens that top-p may keep, and returns 1 if they fit into the token list. If they do not fit, moves the
+ * cut of p->row to the cut of top-p and returns 0. */
 TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sample_selection k,
                                te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
     if (f->top_p >= 1.0f) return 0;
-    /* list all tokens whose first digit is at least that of the cut of top-p */
+    /* list all tokens whose keys have a first digit that is not below the first digit of top-p's cut */
     p->selection = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, f->target), p->selection.end = 1;
     calls.select(p);
     const te__sample_found found = p->found;
@@ -475,7 +479,7 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     f.target.fraction = f.top_p > 0 && f.top_p < 1.0f ? (uint64_t)(f.top_p * 4294967296.0f) << 32 : 0;
     const int differ = r.penalised || r.allowed;
     const int likely = f.top_k ? f.top_k : draws_nucleus ? TE__SAMPLE_LIST / 4 : 0; /* the least number of tokens that
-                                                                                     * the list should have */
+                                                                                     * the token list should have */
     te__sample_bounds bounds = {0, 0, 0};
     if (likely) bounds.lanes = te__sample_bound_lanes(likely, &t);
     if (likely && !bounds.lanes && !differ) bounds.segments = te__sample_bound_segments(likely, &r, &t);
@@ -493,8 +497,8 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* The list will have the tokens whose key is at least least_k. These are all tokens that the filters keep, except
-     * that top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
+    /* The token list will contain the tokens whose key is at least least_k, which are all tokens that the filters keep.
+     * Only top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
      * the filters may keep too many tokens. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
@@ -581,8 +585,8 @@ typedef te_status (*te__sample_launch_fn)(te_context *, te_grid, const te__sampl
     static_assert(0, "te: " TE_STRING(model) ": " TE_CALLED(op) " has no gradient: TE_INFERENCE takes it");          \
     te_status name##_run(te_run *r, const te_step *s);
 
-/* Returns the number of blocks for each row, a power of two. It is at most TE__SAMPLE_MAX_BLOCKS, and small enough that
- * all blocks run at once and each has enough vectors. The results do not depend on this number. */
+/* Returns the number of blocks for each row, a power of two. The number is at most TE__SAMPLE_MAX_BLOCKS, and so small
+ * that all blocks run at once and that each block has enough vectors. The results do not depend on this number. */
 TE_API int te__sample_blocks(const te_context *ctx, int64_t rows, int width) {
 #if TE_CUDA && defined __CUDA_ARCH_LIST__
     static const int compiled[] = {__CUDA_ARCH_LIST__};

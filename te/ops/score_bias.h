@@ -17,7 +17,7 @@
  * block: te_tie(&m.b1_attention.relative_bias, &m.b0_attention.relative_bias, ctx).
  *
  * (max_logit, 1): a forward that saves for backward writes the largest logit of each head to a tensor [1, heads] in
- * f32, if the caller has passed one in te_batch.edges under the op's name.
+ * f32, if the caller has passed such a tensor in te_batch.edges under the op's name.
  *
  * On CUDA only the kernels for f32 and for sm_80 support these options, so these kernels run on sm_90 as well: with a
  * bias, neither forward nor backward uses wgmma; with max_logit, forward does not use wgmma.
@@ -41,8 +41,9 @@
 #define TE__MAX_LOGIT(op) TE__IF_MAX_LOGIT(op, 1, 0)
 
 /* TE__BIAS_VARIANT, below, collects the constants for which an op's kernels are compiled: the kind of bias, bias_dim0,
- * bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, dim0 and dim1 are the numbers of
- * its queries and keys; for a relative bias, the number of buckets and max_distance. */
+ * bias_dim1 and max_logit (te/attention/attention_options.h). For a table of biases, bias_dim0 is the number of queries
+ * and bias_dim1 the number of keys. For a relative bias, bias_dim0 is the number of buckets and bias_dim1 is
+ * max_distance. */
 #define TE__BIAS_KIND(op) TE__IF_RELATIVE(op, TE_BIAS_relative, TE_JOIN1(TE_BIAS_, TE_OPTION(op, bias, none)))
 #define TE__BIAS_QUERIES(op) (TE_OPTION(op, bias_queries, 0))
 #define TE__BIAS_KEYS(op) (TE_OPTION(op, bias_keys, TE__BIAS_QUERIES(op)))
@@ -50,7 +51,8 @@
 #define TE__BIAS_DIM1(op) TE__IF_RELATIVE(op, (TE_OPTION(op, max_distance, 128)), TE__BIAS_KEYS(op))
 #define TE__BIAS_VARIANT(op) TE__BIAS_KIND(op), TE__BIAS_DIM0(op), TE__BIAS_DIM1(op), TE__MAX_LOGIT(op)
 
-/* The list of an attention's parameters: sinks and the score bias, in this order, each only if the op has it. */
+/* The list of an attention's parameters: sinks and the score bias, in this order. An op lists only the parameters that
+ * it has. */
 #define TE__ATTENTION_PARAMS(op, heads)                                                                        \
     TE__IF_SINKS(op, TE__IF_SCORE_BIAS(op, ((sinks, 1, heads, zero), TE__BIAS_PARAM(op, heads)),               \
                                        ((sinks, 1, heads, zero))),                                             \
@@ -60,8 +62,9 @@
                     (bias, TE__BIAS_TABLES(op, heads) * TE__BIAS_QUERIES(op), TE__BIAS_KEYS(op), zero))
 #define TE__BIAS_TABLES(op, heads) ((int64_t)((int)(TE__BIAS_KIND(op)) == (int)TE_BIAS_heads ? (heads) : 1))
 
-/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys before the query; in bidirectional attention there are as
- * many for the keys after it. The macros whose names contain FITS say whether the op's sizes are valid. */
+/* TE__BUCKETS_PER_SIDE: the number of buckets for the keys before the query; bidirectional attention has the same
+ * number of buckets for the keys after the query. The macros whose names contain FITS say whether the op's sizes are
+ * valid. */
 #define TE__BIAS_BIDIRECTIONAL(op) (TE__WINDOW_RIGHT(op) != 0)
 #define TE__BUCKETS_PER_SIDE(op) (TE__BIAS_DIM0(op) / (TE__BIAS_BIDIRECTIONAL(op) ? 2 : 1))
 #define TE__RELATIVE_BIAS_FITS(op)                                  \
@@ -96,8 +99,8 @@
                    "te: " TE_STRING(model) ": " TE_CALLED(op) ": max_logit must be 0 or 1");
 
 typedef te_status (*te_attention_launch_fn)(te_context *ctx, const te_attention_args *a);
-/* The kernels that an op needs for its score bias and for the option max_logit. A member is null if the op does not
- * have the option, or if this pass does not need the kernel. */
+/* The kernels that an op needs for its score bias and for the option max_logit. A member is null if the op lacks the
+ * member's option, or if this pass does not need the kernel. */
 typedef struct te_score_bias_kernels {
     te_relative_bias_fn relative;
     te_attention_launch_fn dbias;
@@ -120,7 +123,7 @@ typedef struct te_score_bias_kernels {
                                               TE__IF_SCORE_BIAS(op, name##_dbias_launch, 0),                       \
                                               TE__IF_SCORE_BIAS(op, name##_dbias_parts, 0), 0};
 
-/* Return the parameter that holds the bias of the op; null if the op has no bias, or in a dry run that only measures
+/* Returns the parameter that holds the bias of the op; null if the op has no bias, or in a dry run that only measures
  * sizes. */
 TE_API te_param *te__score_bias_param(const te_run *r, const te_op *op) {
     const te_attention_options *o = (const te_attention_options *)op->options;
@@ -152,8 +155,8 @@ TE_API te_status te__score_bias_prepare(te_attention_args *a, te_run *r, const t
 /* Computes the gradient of the bias. Called after the attention's backward, which has written a->delta. The gradient of
  * a table of biases is stored directly in the parameter's gradient. The gradient of a relative bias is computed as
  * partial sums, which this function adds up right away. These sums are not deferred to the launch that adds up the
- * partial sums of other ops, because in one launch attentions that are tied to one parameter would add to its gradient
- * concurrently. */
+ * partial sums of other ops, because several attentions may be tied to one parameter, and in one launch they would add
+ * to the parameter's gradient concurrently. */
 TE_IF_USED TE_API te_status te__score_bias_backward(te_attention_args *a, te_run *r, const te_op *op,
                                                const te_score_bias_kernels *k) {
     const te_attention_options *o = (const te_attention_options *)op->options;

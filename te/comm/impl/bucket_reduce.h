@@ -1,24 +1,23 @@
 /* bucket_reduce.h -- sums the gradients of a bucket (buckets.h) over the data group, in f32 or bf16. Either each rank
- * gets all sums (all-reduce) or only those of its shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI transfer
- * the data.
+ * gets all sums (all-reduce) or only the sums of its own shard (reduce-scatter, for ZeRO-1). DMA engines, NCCL or MPI
+ * transfer the data.
  *
  * DMA engines copy between GPUs without any multiprocessor, so a reduction during backward does not slow backward's
  * GEMMs down (NCCL's kernels occupy 16 to 24 multiprocessors; docs/notes/comm.md has the times). x[count] are the
  * gradients of the bucket. With N ranks, x consists of N shards, one for each rank:
  *   1. each rank copies each shard to the rank that owns the shard, into the owner's slot for copies from this sender;
- *   2. on the owner a kernel adds its shard and its slots, in f32 and in rank order (it reads N shards and writes one);
+ *   2. on the owner a kernel adds the owner's shard and slots, in f32 and in rank order (reads N shards, writes one);
  *   3. the owner copies the sum into a slot on each other rank, and that rank copies it from the slot into x. A
  *      reduce-scatter ends with step 2.
  * In an all-reduce each rank sends 2 (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s. NCCL
- * takes half as long, so it reduces the buckets for which no GEMM of backward is left to overlap with.
+ * takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
- * it. x is reduced piece by piece; a shard of a piece fits into a slot. A sender need not check that a slot is empty,
- * because each rank runs all these operations in order on one stream. The slots of step 1 are empty, because before a
- * rank sends its shards of the next piece, it has received the flags of all sums of the current piece, so the owners
- * have already read its shards. The slots of step 3 are empty as well: before an owner sends a sum of the next piece,
- * it has received a shard of that piece from each other rank, and a rank sends that shard only after it has copied the
- * previous sum out of its slot.
+ * the flag. x is reduced in pieces, so small that a shard of a piece fits into a slot. Senders need not check that a
+ * slot is empty, because each rank runs these operations in order on one stream. In step 1, a rank sends shards of the
+ * next piece only after it has received all sums of this piece, which owners send after they have read their slots. In
+ * step 3, an owner sends the next piece's sum only after it has received that piece's shard from every other rank, and
+ * a rank sends that shard after it has copied this piece's sums out of its slots.
  *
  * If a rank has failed, a stream that waits for its flag waits forever, like NCCL's kernels. te_comm_synchronize then
  * returns an error after the timeout, and te_comm_destroy releases the stream.
@@ -44,9 +43,9 @@ enum {
 };
 
 typedef struct te_dma_add_args {
-    /* [count]: on entry this rank's values of the shard that it sums, on return the sum over the ranks */
+    /* [count]: on entry this rank's values of the shard that this rank sums, on return the sum over the ranks */
     void *x;
-    const void *shard[TE_MAX_RANKS]; /* [count] each: the values of this shard that rank r has sent */
+    const void *shard[TE_MAX_RANKS]; /* shard[r] is [count]: the values of this shard that rank r has sent */
     int64_t count;               /* a multiple of 8 */
     int rank, ranks;
 } te_dma_add_args;
@@ -67,8 +66,8 @@ TE_KERNEL_IF_USED(te_dma_add_f32, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_ad
 TE_KERNEL_IF_USED(te_dma_add_bf16, TE_DMA_THREADS, 2, te_dma_add_args, te__dma_add(te_args, te_at, TE_bf16))
 
 /* The reduction of one piece of x, the gradients of a bucket. A bucket is cut into pieces that are so small that each
- * of a piece's shards fits into a slot. Each rank has two slots for each other rank, in which it receives that rank's
- * shards and that rank's sums. */
+ * of a piece's shards fits into a slot. Each rank has two slots for each other rank, one for that rank's shards and one
+ * for that rank's sums. */
 typedef struct te__dma_reduce {
     const te__overlap_memory *m;
     cudaStream_t stream;
@@ -76,8 +75,8 @@ typedef struct te__dma_reduce {
     te_dtype dtype;
     int scatter_only;     /* 1 if the operation is a reduce-scatter, which does not send the sums (step 3 at the head of
                            * this file) */
-    /* count: the number of elements in the piece; shard: the number of elements in each of its shards (the last shards
-     * may have fewer) */
+    /* count: the number of elements in the piece; shard: the number of elements in each shard of the piece (the last
+     * shards may have fewer) */
     int64_t count, shard;
     int64_t stride;       /* the distance in x, in elements, between the beginnings of two neighbouring shards */
     int64_t slot;         /* the number of elements that fit into a slot */
@@ -92,7 +91,7 @@ TE_API size_t te__dma_shard_bytes(const te__dma_reduce *c, int r) {
 TE_API char *te__dma_shard(const te__dma_reduce *c, int r) {
     return c->x + (size_t)(r * c->stride) * te_dtype_bytes(c->dtype);
 }
-/* Return the address of the slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
+/* Returns the address of the slot on rank `to` for the copies from rank `from`. kind: TE_DMA_SHARD or TE_DMA_SUM. */
 TE_API char *te__dma_slot(const te__dma_reduce *c, int to, int from, int kind) {
     const int64_t slot = from - (from > to) + kind * (c->m->ranks - 1);
     return te__overlap_workspace(c->m, to) + (size_t)(slot * c->slot) * te_dtype_bytes(c->dtype);
@@ -168,8 +167,8 @@ TE_IF_USED TE_API te_status te__dma_all_reduce(const te_group *g, void *x, int64
     }
     return TE_OK;
 }
-/* Replaces row r of x [ranks, count] by its sum over all ranks, where r is this rank's number in g, and leaves the
- * other rows as they are. */
+/* Replaces row r of x, [ranks, count], by the sum of row r over all ranks, where r is this rank's number in g. All
+ * other rows of x stay as they are. */
 TE_IF_USED TE_API te_status te__dma_reduce_scatter(const te_group *g, void *x, int64_t count, te_dtype dtype,
                                                    te_context *ctx) {
     te__dma_reduce c = te__dma_reduce_of(g, dtype, ctx);
@@ -265,7 +264,7 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
 /* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements); the few
  * elements after the last shard, which remain because the size of a shard is rounded down, are summed on all ranks.
  * Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
- * includes gradients of frozen parameters, these are sent as well. */
+ * includes gradients of frozen parameters, these gradients are sent as well. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

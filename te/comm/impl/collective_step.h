@@ -95,9 +95,9 @@ template <te_dtype T, te_dtype A, te_dtype B, int TRANS_B>
 TE_SM90_GEMM_KERNEL_SCATTER(te_gemm_reduce_scatter, T, A, B, TRANS_B, te_gemm_reduce_scatter_epilogue<T>, 1)
 TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXISTS), te_gemm_reduce_scatter,
              (T, A, B, TRANS_B), te__gemm_scatter_params)
-/* Returns the kernels for the list's dtype T. A: the FP8 format of the GEMM's first operand (x in forward, dy
- * in backward), or T if the model's recipe has no tensorwise FP8 scales. Forward passes the weight as [n, k] (TRANS_B
- * 1), backward as [k, n], except in FP8, where backward passes a transposed copy, [n, k]. */
+/* Returns the kernels for the op list's dtype T. A: the FP8 format of the GEMM's first operand (x in forward, dy in
+ * backward), or T if the model's recipe has no tensorwise FP8 scales. Forward passes the weight as [n, k] (TRANS_B 1),
+ * backward as [k, n], except in FP8, where backward passes a transposed copy, [n, k]. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;
@@ -168,8 +168,8 @@ TE_API te_status te__gemm_reduce_scatter_run(te_gemm_reduce_scatter_kernels *ker
     return a.two_kernels ? te__reduce_scatter_add_run(kernels->add, y, of, m, r->ctx) : TE_OK;
 }
 /* Runs the GEMM that the previous step has deferred. Sets *is_summed to 1 if the GEMM has run together with the
- * reduce_scatter, whose result is then in y. Sets it to 0 if the GEMM has run alone; the GEMM's output is then the
- * current value of the pass (te_run.current), and the caller must still run the reduce_scatter. */
+ * reduce_scatter, whose result is then in y. Sets *is_summed to 0 if the GEMM has run alone; the GEMM's output is then
+ * the current value of the pass (te_run.current), and the caller must still run the reduce_scatter. */
 TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_value y,
                                                   te_gemm_reduce_scatter_kernels *kernels) {
     const te_group *group = r->tensor;
@@ -198,19 +198,19 @@ TE_API te_status te__deferred_gemm_reduce_scatter(int *is_summed, te_run *r, te_
 /* ---- GEMM + all_reduce ------------------------------------------------------------------------------------------- */
 
 typedef struct te_gemm_all_reduce_args {
-    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m is only here because
-     * te__gemm_run_custom takes its address; te_gemm_all_reduce_kernels has no such kernel. */
+    /* The arguments of the GEMM kernel that runs: persistent or skinny. small_m is a member only because
+     * te__gemm_run_custom takes the address of such a member; te_gemm_all_reduce_kernels has no such kernel. */
     union { te__sm90_gemm_params persistent; te_skinny skinny; te_small_m small_m; };
     void *d;
     int n;
     te_peer_args peers;
 } te_gemm_all_reduce_args;
 
-/* Stores eight elements to D, and sends them as a packet to the rank or ranks that sum this row. The fused kernel that
- * runs after this GEMM (te_fused_collective_body) receives the packets, so the slots and the epoch are those of that
- * kernel, which also advances the epoch. The GEMM need not wait for other ranks: it sends into that half of each
- * receiver's buffer that the previous collective did not use, and this half is empty as soon as that collective has
- * ended on the sending rank (symmetric_memory.h). */
+/* Stores eight elements of the GEMM's output to d, and sends the elements as a packet to the rank or ranks that sum
+ * this row. The fused kernel that runs after this GEMM (te_fused_collective_body) receives the packets, so the GEMM
+ * uses the fused kernel's slots and epoch, and the fused kernel advances the epoch. The GEMM need not wait for other
+ * ranks: it sends into that half of each receiver's buffer that the previous collective did not use, and this half is
+ * empty as soon as that collective has ended on the sending rank (symmetric_memory.h). */
 template <te_dtype T>
 TE_FN void te_gemm_all_reduce_epilogue(const void *arg, const uint32_t w[4], const uint32_t *prefetched, int row,
                                        int col, te_epilogue_state *lane) {
@@ -277,7 +277,7 @@ TE_API te_status te__gemm_all_reduce_run(te_product_kernels *kernels, const te_g
 
 /* Runs the GEMM that the previous step has deferred, if there is one. The GEMM's output becomes the current value of
  * the pass (te_run.current). Sets *is_sent to whether the GEMM's epilogue has sent the output as packets. The epilogue
- * does so if may_send is set and one of the library's GEMM kernels supports the shapes. */
+ * sends the output if may_send is set and one of the library's GEMM kernels supports the shapes. */
 TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_product_kernels *kernels, int may_send) {
     const te_gemm g = r->deferred.product;
     te_gemm plain = g;
@@ -293,8 +293,8 @@ TE_API te_status te__deferred_gemm_all_reduce(int *is_sent, te_run *r, te_produc
 
 typedef te_status (*te_collective_fn)(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                       te_context *ctx);
-/* Returns an error if the context has no communicator. A dry run that only computes sizes (r->batch is null) needs
- * none. */
+/* Returns an error if the context has no communicator. A dry run that only computes sizes (r->batch is null) needs no
+ * communicator. */
 TE_API te_status te__collective_check(te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!r->batch || r->ctx->comm, r->ctx, TE_ERROR_STATE,

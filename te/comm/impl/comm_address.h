@@ -1,5 +1,5 @@
 /* comm_address.h -- how a communicator starts with config.address: rank 0 passes NCCL's unique id to the other ranks
- * over TCP. Only rank 0 listens, only at the address that it is given, and only until all ranks have connected.
+ * over TCP. Only rank 0 listens, only at the given address, and only until all ranks have connected.
  *
  * Do this on all ranks:
  *     te__comm_start a = {0, "10.0.0.1:29510", secret, timeout, rank, size};
@@ -8,10 +8,9 @@
  * A secret K that all ranks know, and that is never sent, keeps other processes out. A connection has three messages:
  *   1. rank 0 sends a greeting with a random nonce;
  *   2. the peer sends a hello: its rank, the number of ranks in its config, the name of its run and a nonce of its own,
- *      with HMAC-SHA-256(K, "peer", rank 0's nonce, hello) as the proof that it knows the secret;
+ *      with HMAC-SHA-256(K, "peer", rank 0's nonce, hello) as the proof that the peer knows the secret;
  *   3. when all ranks have connected, or a rank is refused, rank 0 sends a reply: the id or the reason of the refusal,
- *   with
- *      HMAC-SHA-256(K, "rank 0", both nonces, reply). This proves to the peer that the id comes from rank 0.
+ *      with HMAC-SHA-256(K, "rank 0", both nonces, reply). This proves to the peer that the id comes from rank 0.
  * Nonces are new for each connection, so a recorded message cannot be used again. Rank 0 sends nothing that depends on
  * the secret to a peer that has not proved that it knows the secret. The id itself is not encrypted, because NCCL's
  * traffic is not encrypted either.
@@ -105,7 +104,8 @@ TE_API void te__hmac(unsigned char mac[TE__SHA256_BYTES], te__bytes key, const t
     te__sha256_begin(&h), te__sha256_add(&h, pad, sizeof pad), te__sha256_add(&h, mac, TE__SHA256_BYTES);
     te__sha256_end(&h, mac);
 }
-/* Compares two proofs. The time does not depend on where the proofs differ, so it reveals nothing to an attacker. */
+/* Compares two proofs. The time of the comparison does not depend on where the proofs differ, so the time reveals
+ * nothing to an attacker. */
 TE_API int te__proofs_are_equal(const unsigned char a[TE__SHA256_BYTES], const unsigned char b[TE__SHA256_BYTES]) {
     int difference = 0;
     for (int i = 0; i < TE__SHA256_BYTES; i++) difference |= a[i] ^ b[i];
@@ -116,8 +116,9 @@ TE_API int te__proofs_are_equal(const unsigned char a[TE__SHA256_BYTES], const u
 
 enum {
     TE__SECRET_MIN_BYTES = 16,       /* shorter secrets can be guessed from a recorded proof */
-    TE__ADDRESS_PENDING = 64,        /* the largest number of connections without a proof that rank 0 has at a time */
-    TE__ADDRESS_TEXT = 200           /* the largest size of the reason of a refusal */
+    TE__ADDRESS_PENDING = 64,        /* the largest number of open connections of rank 0 on which no proof has arrived
+                                      * yet */
+    TE__ADDRESS_TEXT = 200           /* the largest size of the text that says why a rank is refused */
 };
 #define TE__ADDRESS_HELLO_SECONDS 2.0 /* rank 0 closes a connection if no proof has been received within this time */
 
@@ -483,9 +484,9 @@ TE_API te_status te__address_receive(void *id, size_t bytes, const te__comm_star
 
 /* ---- all ranks --------------------------------------------------------------------------------------------------- */
 
-/* Passes id[bytes] of rank 0 to all ranks. Returns an error if a rank has not connected within the timeout, if a rank
- * has another secret, another number of ranks or the same rank as another process, or if the address does not belong to
- * rank 0's host. */
+/* Passes id[bytes] of rank 0 to all ranks. Returns an error if a rank has not connected within the timeout, if a
+ * process has a different secret, a different number of ranks or the same rank as another process, or if the address
+ * does not belong to rank 0's host. */
 TE_API te_status te__address_pass(void *id, size_t bytes, const te__comm_start *a, te_context *ctx) {
     TE_REQUIRE(a->secret && strlen(a->secret) >= TE__SECRET_MIN_BYTES, ctx, TE_ERROR_VALUE,
                "te_comm_create: with config.address, config.secret or the variable TE_COMM_SECRET is a secret of at "

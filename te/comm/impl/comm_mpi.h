@@ -15,7 +15,7 @@
 #if defined __has_include
 #if !__has_include(<mpi.h>)
 #error "te: -DTE_COMM needs MPI (mpi.h): compile by mpicc (Debian: apt install libopenmpi-dev), or by nvcc for NCCL"
-#include <te_stops_here.h> /* which does not exist; else the compiler would go on */
+#include <te_stops_here.h> /* this file does not exist, so the compiler stops here */
 #endif
 #endif
 #include <mpi.h>
@@ -58,9 +58,9 @@ TE_API te_status te__mpi_collective_status(const te_group *g, int error, const c
                   g->name, g->rank, g->size, text, hint, (long long)count);
     return te__comm_failed(g->comm, ctx);
 }
-/* Waits until the request is complete, or returns an error after the timeout. Yields the processor while it waits,
- * because there may be more ranks than processors. result: receives MPI's status of the message; MPI_STATUS_IGNORE if
- * the status is not wanted. count: the number of elements that this rank passes. */
+/* Waits until the request is complete, or returns an error after the timeout. While waiting, the function yields the
+ * processor, because there may be more ranks than processors. result: receives MPI's status of the message;
+ * MPI_STATUS_IGNORE if the status is not wanted. count: the number of elements that this rank passes. */
 TE_API te_status te__mpi_wait_result(const te_group *g, MPI_Request *request, MPI_Status *result, const char *what,
                                      int64_t count, te_context *ctx) {
     const double start = MPI_Wtime(), timeout = g->comm->timeout;
@@ -132,8 +132,8 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
     MPI_Op op = MPI_SUM;
     MPI_Request request;
     const size_t bytes = (size_t)count * te_dtype_bytes(dtype);
-    /* 1 if y is this rank's part of x. MPI needs two distinct buffers, so the result is then received in a temporary
-     * buffer and copied to y */
+    /* 1 if y is this rank's part of x. MPI needs two distinct buffers, so in this case the result is received in a
+     * temporary buffer and copied to y */
     const int in_place = y == (const char *)x + (size_t)g->rank * bytes;
     TE_TRY(te__mpi_count(count, "reduce_scatter", ctx));
     TE_TRY(te__mpi_type(&type, &op, g, dtype, "reduce_scatter", ctx));
@@ -143,7 +143,7 @@ TE_API te_status te__mpi_reduce_scatter(const te_group *g, void *y, const void *
         MPI_Ireduce_scatter_block(x, to, (int)count, type, op, ((const te__mpi *)g->handle)->comm, &request);
     const te_status status = te__mpi_wait(g, error, &request, "reduce_scatter", count, ctx);
     if (!in_place) return status;
-    /* after an error the buffer is not freed, because MPI may still write to it */
+    /* after an error the buffer is not freed, because MPI may still write to the buffer */
     if (status == TE_OK) memcpy(y, to, bytes), free(to);
     return status;
 }

@@ -17,7 +17,7 @@
 #if defined __has_include
 #if !__has_include(<nccl.h>)
 #error "te: -DTE_COMM needs NCCL under nvcc: pass -I with the folder of nccl.h, and link -lnccl"
-#include <te_stops_here.h> /* which does not exist; else the compiler would go on */
+#include <te_stops_here.h> /* this file does not exist, so the compiler stops here */
 #endif
 #endif
 #include <nccl.h>
@@ -27,7 +27,8 @@ typedef ncclComm_t te__comm_native;
 
 /* ---- collectives (te_transport) ---------------------------------------------------------------------------------- */
 
-/* The arguments of an enqueued operation. A recorded pass stores only their first te__nccl_args_bytes bytes. */
+/* The arguments of an enqueued operation. A recorded pass stores only the first te__nccl_args_bytes bytes of these
+ * arguments. */
 typedef struct te__nccl_args { const te_group *group; te__nccl_op op; } te__nccl_args;
 
 TE_API size_t te__nccl_args_bytes(const te__nccl_args *a) {
@@ -80,8 +81,8 @@ TE_IF_USED TE_API te_status te__nccl_exchange(const te_group *g, const te_transf
  * te_comm_from_native has made, the NCCL communicator of the world group belongs to the caller. */
 TE_API int te__comm_is_owned(const te_group *g) { return g != &g->comm->world || g->comm->closes; }
 /* Frees the symmetric memory of a group. A rank may free its own memory only when all other ranks have unmapped it. The
- * all-reduce serves only as a barrier for this: each rank calls it after it has unmapped the memory of the other ranks,
- * and waits until the all-reduce is complete, at most until the timeout. */
+ * all-reduce serves only as a barrier for this: each rank calls the all-reduce after it has unmapped the memory of the
+ * other ranks, and waits until the all-reduce is complete, at most until the timeout. */
 TE_API void te__peer_memory_close(te_group *g) {
     const te_comm *comm = g->comm;
     const cudaStream_t stream = (cudaStream_t)comm->ctx->stream;
@@ -130,8 +131,8 @@ TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since,
                   g->comm->world.rank, g->comm->world.size, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Opens comm->meeting, the non-blocking communicator of all ranks. Returns an error if a rank is missing comm->timeout
- * seconds after the time `since`. */
+/* Opens comm->meeting, the non-blocking communicator of all ranks. Returns an error if a rank is still missing
+ * comm->timeout seconds after the time `since`. */
 TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_context *ctx) {
     const te_group *w = &comm->world;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -152,7 +153,7 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     const double since = te__seconds();
     const ncclComm_t from = (ncclComm_t)(g->comm->meeting ? g->comm->meeting : of->handle);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    /* not freed after an error, because NCCL may still write the handle, from its own thread */
+    /* this memory is not freed after an error, because NCCL may still write the handle, from its own thread */
     ncclComm_t *part = (ncclComm_t *)calloc(1, sizeof *part);
     TE_REQUIRE(part, ctx, TE_ERROR_MEMORY, "te_comm_create: cannot allocate %zu bytes", sizeof *part);
     config.blocking = 1;
@@ -162,8 +163,8 @@ TE_API te_status te__comm_split(te_group *g, const te_group *of, int color, int 
     free(part);
     return TE_OK;
 }
-/* Passes the id of rank 0 to all ranks, by the address or by the file. Sets *has_file to 1 if this rank has made the
- * file, and therefore must remove it. */
+/* Passes the id of rank 0 to all ranks, through config.address or config.file. Sets *has_file to 1 if this rank has
+ * made the file and therefore must remove the file. */
 TE_API te_status te__nccl_pass_id(ncclUniqueId *id, int *has_file, const te_group *w, const te__comm_start *start,
                                   te_context *ctx) {
     if (!w->rank) TE_TRY(te__nccl_status(w, ncclGetUniqueId(id), "ncclGetUniqueId", ctx));
@@ -192,7 +193,7 @@ TE_API te_status te__comm_world(te_comm *comm, const te__comm_start *start, te_c
     return te__comm_split(w, w, 0, w->rank, ctx);
 }
 /* Gathers the replies of all ranks, says[size]; on entry this rank has filled in its own element. After an error the
- * device memory is not freed, because NCCL may still write to it. */
+ * device memory is not freed, because NCCL may still write to this memory. */
 TE_API te_status te__comm_gather_says(te_comm *comm, te__comm_says *says, te_context *ctx) {
     const te_group *w = &comm->world;
     const ncclComm_t nccl = (ncclComm_t)(comm->meeting ? comm->meeting : w->handle);
@@ -239,7 +240,7 @@ TE_API void te__comm_forget_graphs(te_context *ctx) {
     te_launches *s = (te_launches *)ctx->launches;
     while (s && s->replays) te__replay_evict(s, s->replays - 1);
 }
-/* Aborts comm->meeting if it is still open, which it is after an error in te_comm_create. If the communicator has
+/* Aborts comm->meeting if it is still open. That is the case after an error in te_comm_create. If the communicator has
  * failed, te__comm_abort_all has already aborted comm->meeting. */
 TE_API void te__comm_close(te_comm *comm) {
     if (comm->meeting && !comm->failed) (void)ncclCommAbort((ncclComm_t)comm->meeting);
@@ -251,7 +252,7 @@ TE_API void te__comm_close(te_comm *comm) {
 /* The arguments of the thread that aborts a failed communicator. The thread ends NCCL's kernels, and then waits for the
  * device. */
 typedef struct te__comm_abort {
-    /* the NCCL communicators to abort: those of the groups, and comm->meeting; an element may be null */
+    /* the NCCL communicators to abort: the communicators of the groups, and comm->meeting; an element may be null */
     ncclComm_t nccl[TE__COMM_GROUPS + 1];
     int device, done; /* device: the number of the CUDA device; done: 0 while the thread runs, then 1, or -1 after an
                        * error */

@@ -11,7 +11,7 @@
  * followed, and ranks do not use a file that belongs to another user or that others may write to.
  *
  * If rank 0 is killed before all ranks have read the file, the file is left behind. A later run recognises such a file
- * by its age: a running rank 0 removes its file after its timeout at the latest, so an older file must come from a run
+ * by its age: rank 0 removes the file at the latest when rank 0's timeout ends, so an older file must come from a run
  * that was killed. For this the clocks of all hosts and of the file's server must agree to within the timeout. A later
  * run also recognises the file by the name of the run (te_comm_run_name). Rank 0 replaces a file that is too old; the
  * other ranks wait until rank 0 has made another file.
@@ -42,8 +42,8 @@ typedef struct te__comm_start {
     int rank, size;
 } te__comm_start;
 
-/* The content of the file. bytes: the size of the id; end: the same number again, which is missing while the file is
- * not completely written. */
+/* The content of the file config.file. bytes: the size of the id; end: a copy of `bytes`, which is missing while the
+ * file is not completely written. */
 typedef struct te__id_file {
     char magic[16], run[TE_COMM_RUN_NAME];
     uint32_t bytes;
@@ -66,9 +66,9 @@ TE_API double te__seconds(void) {
 }
 TE_API void te__sleep_1ms(void) { (void)poll(0, 0, 1); }
 
-/* Stores a name that is the same on all ranks of a run, on all hosts, and differs between runs; it can be part of a
- * file's name. It consists of environment variables of the launcher; if the launcher has set none of them, the name is
- * "". */
+/* Stores the name of the run, which is the same on all ranks and hosts, differs between runs, and can be part of a
+ * file's name. The name consists of values of the launcher's environment variables. It is "" if the launcher has set
+ * none of these variables. */
 TE_API void te_comm_run_name(char name[TE_COMM_RUN_NAME]) {
     static const char *const variables[][3] = {{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"},
                                                {"PMIX_NAMESPACE", 0, 0},
@@ -94,7 +94,7 @@ TE_API void te_comm_run_name(char name[TE_COMM_RUN_NAME]) {
 /* Returns the age of a file in seconds, by this machine's clock. */
 TE_API double te__file_age(const struct stat *info) { return difftime(time(0), info->st_mtime); }
 /* Returns whether the file is too old to belong to this run. File times have whole seconds, so a file's age is
- * uncertain by one. */
+ * uncertain by one second. */
 TE_API int te__id_file_is_old(const struct stat *info, double timeout) { return te__file_age(info) > timeout + 1; }
 
 /* Removes a file that an earlier run of this user has left behind, so that a new file can be made. Any other existing
@@ -115,7 +115,7 @@ TE_API te_status te__id_file_replace(const char *file, double timeout, te_contex
     return TE_OK;
 }
 /* Makes the file, with the id of `bytes` bytes. Returns an error if the file exists and is not the old file of an
- * earlier run, or if it cannot be made. */
+ * earlier run, or if the file cannot be made. */
 TE_API te_status te__id_file_write(const void *id, size_t bytes, const char *file, double timeout, te_context *ctx) {
     te__id_file f;
     TE_REQUIRE(bytes <= sizeof f.id, ctx, TE_ERROR_OVERFLOW, "te_comm_create: a unique id of %zu bytes", bytes);
@@ -203,7 +203,7 @@ TE_API te_status te__id_file_read(void *id, size_t bytes, const char *file, doub
 /* ---- configs ----------------------------------------------------------------------------------------------------- */
 
 /* A rank's reply about its config and its host. accepts is 1 if the rank accepts its config; numbers: the members of
- * its te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
+ * the rank's te_comm_config that must be the same on all ranks; host: a number that is the same for all ranks on a host
  * (te__says_host); name: the beginning of the host's name. The struct has no padding. */
 enum { TE__COMM_NUMBERS = 6 };
 typedef struct te__comm_says {
@@ -315,8 +315,7 @@ TE_API int te__grid_group(int *size, int *hosts, te__group_of_fn group_of, const
     }
     return rank;
 }
-/* Returns whether all data groups span several hosts, and have the same number of ranks, at least two, on each of
- * them. */
+/* Returns whether all data groups span several hosts, and have the same number of ranks, at least two, on each host. */
 TE_API int te__grid_has_levels(const te__grid *grid) {
     int m = 0, size, hosts;
     for (int r = 0; r < grid->size; r++) {

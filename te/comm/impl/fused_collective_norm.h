@@ -7,16 +7,16 @@
  *                                                                  norm of its `pitch` rows, from row r * pitch on.
  *
  * For each row a lane sends its packets to the other ranks, waits for the packets of the other ranks, adds all packets
- * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to
- * those of the collective and the pointwise kernel, with one exception: if there are more rows than multiprocessors,
+ * in f32 in rank order, rounds once, and continues with the sum in registers. The results are bitwise identical to the
+ * results of the collective and the pointwise kernel, with one exception: if there are more rows than multiprocessors,
  * the pointwise kernel adds up the elements of a row in another order (the last bit of rstd then differs in one row of
  * ten). The collective and the pointwise kernel run separately if the fused kernel does not support the case, or if a
  * GEMM overlaps the collective (linear_comm_overlap.h).
  *
  * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
  * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of the other
- * ranks, and each lane sends its packets of a row before it waits for those of other ranks. So no deadlock is possible
- * if blocks with lower indices start first.
+ * ranks, and each lane sends its packets of a row before it waits for the packets of other ranks. So no deadlock is
+ * possible if blocks with lower indices start first.
  *
  * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce pattern: for each row a rank sends
  * 2 h bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from
@@ -56,8 +56,8 @@
 /* ---- a kernel's arguments ---------------------------------------------------------------------------------------- */
 
 typedef struct te_fused_collective_args {
-    /* the arguments of the pattern's pointwise kernel. Must be the first member: te_fused_row_store gets a pointer to c
-     * and casts it to a pointer to this struct. c.x is null, because the input is peers.x */
+    /* the arguments of the pattern's pointwise kernel. `c` must be the first member: te_fused_row_store gets a pointer
+     * to c and casts that pointer to a pointer to this struct. c.x is null, because the input is peers.x */
     te_pointwise c;
     /* the arguments of the exchange between ranks. peers.bytes: the bytes of partial sums that one rank sends to
      * another in this launch; peers.y is null, because the kernel stores its results through c */
@@ -82,8 +82,8 @@ typedef struct te_fused_collective_source {
     int two_shot, gathers;
 } te_fused_collective_source;
 /* The state of the store function te_fused_row_store. A store function (te_store_fn) gets only a pointer to the bits of
- * the amax, but te_fused_row_store also needs the epoch. It casts the pointer to a pointer to this struct, so `amax`
- * must be the first member. */
+ * the amax, but te_fused_row_store also needs the epoch. te_fused_row_store casts its pointer to a pointer to this
+ * struct, so `amax` must be the first member. */
 typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_collective_state;
 
 /* ---- device: slots of a row's packets ---------------------------------------------------------------------------- */
@@ -93,10 +93,10 @@ typedef struct te_fused_collective_state { uint32_t amax, epoch; } te_fused_coll
  * that are to be summed, sorted by sender, and then the packets of results: the sums in a two-shot all_reduce, the
  * gathered rows in reduce_scatter .. all_gather. */
 
-/* Return the number of packets in which a vector of eight elements is sent. */
+/* Returns the number of packets in which a vector of eight elements is sent. */
 TE_FN int te__fused_packets_per_vector(te_dtype t) { return t == TE_f32 ? 2 : 1; }
 
-/* Return the index, within the tensor x, of row number `row` among the rows that rank `rank` sums. In an all_reduce
+/* Returns the index, within the tensor x, of row number `row` among the rows that rank `rank` sums. In an all_reduce
  * every rank computes all rows, so the result is `row`. */
 TE_FN int64_t te__fused_source_row(const te_fused_collective_source *from, int rank, int64_t row) {
     return from->gathers ? rank * from->p->pitch + row : row;
@@ -124,8 +124,8 @@ TE_FN void te__fused_make_packet(te_packet *w, const te_vec8 *v, int part) {
     TE_UNROLL for (int j = 0; j < 4; j++) w->w[j] = v->w[4 * part + j];
     te_packet_escape(w);
 }
-/* Return the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in FP8)
- * of its row `row`. */
+/* Returns the address, within `buffer`, of the slot into which rank `from` sends vector `vector` (eight elements in
+ * FP8) of rank `from`'s row `row`. */
 TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, const te_pointwise_shape k,
                                uint32_t epoch, int from, int64_t row, int vector) {
     const int packets = (int)(p->peers.bytes / TE_PACKET_BYTES);
@@ -135,7 +135,7 @@ TE_FN char *te__fused_fp8_slot(char *buffer, const te_fused_collective_args *p, 
 
 /* ---- device: send a row to be summed ----------------------------------------------------------------------------- */
 
-/* Load this lane's vectors, of eight elements each, of row `row` of x. */
+/* Loads this lane's vectors, of eight elements each, of row `row` of x. */
 TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p, const te_pointwise_shape k,
                               int64_t row, te_lanes g) {
     TE_UNROLL for (int j = 0; j < k.chunks; j++) {
@@ -143,7 +143,7 @@ TE_FN void te__fused_row_load(te_vec8 *row_x, const te_fused_collective_args *p,
         if (vector * 8 < k.half) te_vec8_load(&row_x[j], p->peers.x, row * k.half + vector * 8, 8, 1, k.in);
     }
 }
-/* Send this lane's vectors of a row, which row_x holds, to rank `to`. */
+/* Sends this lane's vectors of a row, which row_x holds, to rank `to`. */
 TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_pointwise_shape k, uint32_t epoch, int to,
                                  te_fused_row_place s, const te_vec8 *row_x, te_lanes g) {
     const te_peer_args *a = &p->peers;
@@ -158,10 +158,11 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
         }
     }
 }
-/* Send a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
- * reduce_scatter .. all_gather, each other rank gets another row: the row with index `row` among the rows that the
- * receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this row is
- * sent. The epoch is loaded at the same time as x, because it is used only after the loads of x have been issued. */
+/* Sends a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
+ * reduce_scatter .. all_gather, each other rank gets a different row, namely the row with index `row` among the rows
+ * that the receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this
+ * row is sent. The epoch is loaded at the same time as x, because the epoch is used only after the loads of x have been
+ * issued. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -182,10 +183,10 @@ TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwi
 
 /* ---- device: sum a row and load what the norm needs -------------------------------------------------------------- */
 
-/* Set *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, only the owner of the row
- * computes the sum; it sends the sum to the other ranks, which receive it here. Otherwise every rank that needs the sum
- * computes it. After a timeout the lane does not return but continues with a wrong sum, because the other lanes of the
- * row wait for this lane in the norm's reductions. */
+/* Sets *sum to the sum of one packet over the ranks. local: this rank's packet. With two-shot, only the owner of the
+ * row computes the sum; the owner then sends the sum to the other ranks, which receive the sum here. Otherwise every
+ * rank that needs the sum computes it. After a timeout the lane does not return but continues with a wrong sum, because
+ * the other lanes of the row wait for this lane in the norm's reductions. */
 TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te_fused_collective_source *from,
                                 const te_pointwise_shape k, te_fused_row_place s, int vector, int part) {
     const te_fused_collective_args *p = from->p;
@@ -201,10 +202,10 @@ TE_FN void te__fused_packet_sum(te_packet *sum, const te_packet *local, const te
     TE_UNROLL_1 for (int i = 1; i < a->ranks; i++)
         te_packet_send(te__peer_slot(a->buffer[te__peer_next(a, i)], a, from->epoch, a->rank, packets, result), sum);
 }
-/* The load function (of type te_norm_load_fn) of a fused collective kernel. It sums a row over the ranks, runs the ops
- * before the norm on the sum, and sets row_x to the norm's input. It loads gamma and the residual before it waits for
- * the first packet, so that these loads overlap the wait. The add that reads the residual may come before or after the
- * norm. row_x: registers for the row, for gamma, and for the residual, k.chunks vectors each. */
+/* The load function (of type te_norm_load_fn) of a fused collective kernel. The function sums a row over the ranks,
+ * runs the ops before the norm on the sum, and sets row_x to the norm's input. Gamma and the residual are loaded before
+ * the wait for the first packet, so that these loads overlap the wait. The add that reads the residual may come before
+ * or after the norm. row_x: registers for the row, for gamma, and for the residual, k.chunks vectors each. */
 TE_FN void te_fused_reduce_load(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source) {
     const te_fused_collective_source *from = (const te_fused_collective_source *)source;
@@ -359,15 +360,15 @@ typedef struct te_fused_collective {
                                 * of blocks per multiprocessor */
 } te_fused_collective;
 
-/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor. Together they have at most
- * 1024 threads, so that the compiler may use 64 registers in each thread. */
+/* The number of blocks, of `threads` threads each, that are resident on a multiprocessor. All these blocks together
+ * have at most 1024 threads, so that the compiler may use 64 registers in each thread. */
 #define TE_FUSED_BLOCKS_PER_SM(threads) ((threads) > 512 ? 1 : 1024 / (threads))
 
 /* Defines name##_fused_collective(), which returns the fused kernels of the pattern whose pointwise kernel is `name`.
- * There are such kernels if the pattern has a norm and its widths are compile-time constants. They are variants of the
- * pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency dominates. gathers: 0
- * for all_reduce, 1 for reduce_scatter .. all_gather. widths: how the widths are known, as constants or at run time
- * (te/fuse/impl/kernels.h). */
+ * Fused kernels exist only if the pattern has a norm and the widths are compile-time constants. The fused kernels are
+ * variants of the pattern's low-latency pointwise kernel (TE_LOW_LATENCY_LANES), because with few rows latency
+ * dominates. gathers: 0 for all_reduce, 1 for reduce_scatter .. all_gather. widths: how the widths are known, as
+ * constants or at run time (te/fuse/impl/kernels.h). */
 #define TE__FUSED_COLLECTIVE(widths, name, gathers, ...)                                                        \
     TE_IF_MARKED(TE_EACH_OP(TE__NORM_MARK, ~, __VA_ARGS__), TE_JOIN1(TE__FUSED_COLLECTIVE_, widths),                \
                  TE__NO_FUSED_COLLECTIVE)                                                                       \
@@ -417,11 +418,11 @@ typedef struct te_fused_collective {
 
 /* ---- host: launch ------------------------------------------------------------------------------------------------ */
 
-/* Return how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
+/* Returns how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
  * cannot be used. For reduce_scatter .. all_gather (pitch > 0) the result is all rows, or 0 if the rows of all ranks do
  * not fit into the symmetric memory. For all_reduce (pitch 0) the result is as many rows as fit into the symmetric
- * memory; if these have more bytes than one-shot supports, the number is rounded to a multiple of the number of
- * ranks. */
+ * memory; if these rows have more bytes than one-shot supports, their number is rounded down to a multiple of the
+ * number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;
@@ -449,13 +450,13 @@ TE_API te_status te__fused_collective_launch(te_fused_collective_args *p, te_run
     }
     return TE_OK;
 }
-/* Return whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
+/* Returns whether the kernel supports the shapes: there must be a norm, a row must consist of whole vectors, and there
  * must be no gated activation. */
 TE_API int te__fused_collective_fits(te_fused_collective kernels, te_pointwise_shape k) {
     return kernels.launch && k.norm >= 0 && k.aligned && k.in_halves == 1;
 }
 
-/* Return where the fused kernel stores the sum for backward: sum.data if forward saves the output of the pattern's
+/* Returns where the fused kernel stores the sum for backward: sum.data if forward saves the output of the pattern's
  * collective, else null. */
 TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum) {
     return r->pass == TE_FORWARD && te__policy(r, s->op[0])->output_saved ? sum.data : 0;
@@ -463,9 +464,9 @@ TE_API void *te__fused_saved_sum(const te_run *r, const te_step *s, te_value sum
 
 /* ---- host: all_reduce ([bias] [dropout] add [fork or output] norm, or norm add) ---------------------------------- */
 
-/* Return the number of rows that one launch of the fused all_reduce kernel computes. The result is 0 if the fused
- * kernel cannot be used, because it does not support the shapes or formats, x is not aligned to 16 bytes, or there is
- * no symmetric memory. */
+/* Returns the number of rows that one launch of the fused all_reduce kernel computes. The result is 0 if the fused
+ * kernel cannot be used, because the kernel does not support the shapes or formats, x is not aligned to 16 bytes, or
+ * there is no symmetric memory. */
 TE_API int64_t te__fused_all_reduce_rows(const te_run *r, te_value x, te_fused_collective kernels,
                                          te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || x.dtype != k.in) return 0;
@@ -486,8 +487,9 @@ TE_API te_status te__fused_all_reduce_launch(te_run *r, const te_step *s, te_val
     return w.launches && !r->dry ? te__fused_collective_launch(&p, r, x, kernels, at_once) : TE_OK;
 }
 /* Runs the pattern as one fused kernel if possible, else as the all_reduce and then the pointwise kernel `launch`. If
- * the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: kernels whose epilogue also sends
- * the GEMM's partial sums to the other ranks (collective_step.h), used if one of them supports this GEMM; or null. */
+ * the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: null, or kernels whose epilogue
+ * also sends the GEMM's partial sums to the other ranks (collective_step.h). If one of these kernels supports the GEMM,
+ * the function uses that kernel. */
 TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                            te_fused_collective kernels, te_pointwise_shape k,
                                            te_product_kernels *gemm) {
@@ -522,9 +524,9 @@ TE_API te_status te__fused_all_reduce_norm(te_run *r, const te_step *s, te_point
 
 /* ---- host: reduce_scatter [bias] [dropout] add [fork or output] norm all_gather ---------------------------------- */
 
-/* Return the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. The
- * result is 0 if the fused kernel cannot be used, because it does not support the shapes or formats, a tensor is not
- * aligned to 16 bytes, or there is no symmetric memory. */
+/* Returns the number of this rank's rows if one launch of the fused reduce_scatter kernel can compute all of them. The
+ * result is 0 if the fused kernel cannot be used, because the kernel does not support the shapes or formats, a tensor
+ * is not aligned to 16 bytes, or there is no symmetric memory. */
 TE_API int64_t te__fused_reduce_scatter_rows(const te_run *r, te_value x, te_value y,
                                              te_fused_collective kernels, te_pointwise_shape k) {
     if (!te__fused_collective_fits(kernels, k) || k.out_halves != 1) return 0;
@@ -562,8 +564,8 @@ TE_API te_status te__fused_reduce_scatter_launch(te_run *r, const te_step *middl
 }
 /* Runs the pattern as one fused kernel if possible, else as the reduce_scatter, the pointwise kernel `launch` and the
  * all_gather. If the previous linear has deferred its GEMM, this function runs the GEMM first. gemm: kernels that
- * overlap a GEMM with the reduce_scatter, or null; if one of them supports this GEMM, it is used instead of the fused
- * kernel. */
+ * overlap a GEMM with the reduce_scatter, or null; if one of these kernels supports the GEMM, that kernel is used
+ * instead of the fused kernel. */
 TE_API te_status te__fused_reduce_scatter_norm(te_run *r, const te_step *s, te_pointwise_launch_fn launch,
                                                te_fused_collective kernels, te_pointwise_shape k,
                                                te_gemm_reduce_scatter_kernels *gemm) {

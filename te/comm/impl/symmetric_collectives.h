@@ -9,7 +9,7 @@
  *                                             crosses the link twice.
  *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
  *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
- *                                             all bit patterns, so none is left that could say that a packet has not
+ *                                             all bit patterns, so no bit pattern is left to say that a packet has not
  *                                             arrived. Therefore half of each packet is flags, as in NCCL's LL
  *                                             protocol.
  *
@@ -23,13 +23,13 @@
 #include "symmetric_memory.h" /* te_peer_memory, te__peer_wait */
 
 /* With TE_ALL_REDUCE_auto an all-reduce is one-shot if each rank then sends at most this number of bytes. Above this
- * limit two-shot is faster, because it sends fewer bytes. Below it one-shot is faster: in two-shot, data crosses the
- * link twice, and the second crossing takes 2 us, in which the link could move 0.9 MB. With two ranks one-shot is
- * always used, because both algorithms send the same number of bytes. */
+ * limit two-shot is faster, because two-shot sends fewer bytes. Below this limit one-shot is faster: in two-shot, data
+ * crosses the link twice, and the second crossing takes 2 us, in which the link could move 0.9 MB. With two ranks
+ * one-shot is always used, because both algorithms send the same number of bytes. */
 #define TE_PEER_ONE_SHOT_BYTES ((int64_t)1 << 20)
 
-/* Return the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if a
- * tensor of this size does not fit into the symmetric memory, if the group has no symmetric memory, or if
+/* Returns the algorithm of a collective. bytes: the size of x or y, whichever is larger. The result is TE_PEER_none if
+ * a tensor of this size does not fit into the symmetric memory, if the group has no symmetric memory, or if
  * te_comm_config.all_reduce chooses NCCL for all-reduces. */
 TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_kind kind, int64_t bytes) {
     if (!p || bytes > (kind == TE_PEER_all_reduce ? p->reduce_bytes : p->max_bytes)) return TE_PEER_none;
@@ -38,14 +38,14 @@ TE_API te_peer_algorithm te__peer_algorithm_of(const te_peer_memory *p, te_peer_
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* In all kernels a thread works on packets that are `stride`, the number of threads of the grid, apart. It sends its
- * packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The arguments
- * `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is compiled, or
- * TE_PEER_MAX_RANKS if it is compiled for any number. aligned: 1 if the kernel is only launched where
- * te_peer_args.aligned is 1. */
+/* In all kernels a thread works on every stride-th packet, where stride is the number of threads of the grid. The
+ * thread sends packet i + stride before it waits for the packets i of the other ranks, so that the link stays busy. The
+ * arguments `ranks` and `aligned` are compile-time constants. ranks: the number of ranks for which the kernel is
+ * compiled, or TE_PEER_MAX_RANKS if the kernel is compiled for any number. aligned: 1 if the kernel is only launched
+ * where te_peer_args.aligned is 1. */
 
-/* Loads packet i of the tensor a->x into *x, and sends it to all other ranks. packets: the number of packets of the
- * tensor. */
+/* Loads packet i of the tensor a->x into *x, and sends the packet to all other ranks. packets: the number of packets of
+ * the tensor. */
 TE_FN void te__peer_one_shot_send(te_packet *x, const te_peer_args *a, uint32_t *epoch, int packets, int i,
                                   const int ranks, const int aligned) {
     const int64_t at = (int64_t)i * TE_PACKET_BYTES;
@@ -120,7 +120,7 @@ TE_FN int te__peer_two_shot_sum(const te_packet *local, const te_peer_args *a, u
     te_packet_store(a->y, at, &sum, (int)te_min(TE_PACKET_BYTES, a->bytes - at), aligned);
     return 1;
 }
-/* Receives from each other rank the sum of packet i of that rank's shard, and stores it to a->y. Returns 0 after a
+/* Receives from each other rank the sum of packet i of that rank's shard, and stores the sum to a->y. Returns 0 after a
  * timeout. */
 TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_two_shot_layout p, int i,
                                     const int ranks, const int aligned) {
@@ -134,9 +134,9 @@ TE_FN int te__peer_two_shot_receive(const te_peer_args *a, uint32_t epoch, te_tw
     }
     return 1;
 }
-/* The body of a two-shot all-reduce. A thread works on every stride-th packet. It first computes and sends its sum for
- * packet i, and only then receives the other ranks' sums for packet i - stride, which had time to arrive in the
- * meantime. */
+/* The body of a two-shot all-reduce. A thread works on every stride-th packet. The thread first computes and sends this
+ * rank's sum for packet i. Only then it receives the other ranks' sums for packet i - stride, which had time to arrive
+ * in the meantime. */
 TE_FN void te__peer_two_shot(const te_peer_args *a, te_block b, uint32_t epoch, const int ranks, const int aligned) {
     const int packets = (int)te_ceil_div(a->bytes, TE_PACKET_BYTES), shard = (int)te_ceil_div(packets, a->ranks);
     const te_two_shot_layout p = {packets, shard, a->ranks * shard};
@@ -237,7 +237,7 @@ TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, te_all_re
     if (algorithm == TE_ALL_REDUCE_one_shot) p->one_shot_bytes = p->max_bytes / (ranks - 1);
     if (algorithm == TE_ALL_REDUCE_two_shot || algorithm == TE_ALL_REDUCE_transport) p->one_shot_bytes = 0;
 }
-/* Return te_peer_memory.max_blocks for a device with this number of multiprocessors. */
+/* Returns te_peer_memory.max_blocks for a device with this number of multiprocessors. */
 TE_API int te__peer_max_blocks(int processors) { return (int)te_min(TE_PEER_MAX_BLOCKS, processors); }
 TE_API size_t te__peer_memory_bytes(const te_peer_memory *p) { return 2 * (size_t)p->half_bytes; }
 

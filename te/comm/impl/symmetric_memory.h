@@ -26,8 +26,8 @@
 #include "../../core/target.h" /* TE_KERNEL */
 #include "../../core/impl/peer_packet.h"  /* te_packet */
 
-#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* the largest size of a tensor, 1 GiB, up to which an int can count the
-                                              * packets of all ranks */
+#define TE_PEER_MAX_BYTES ((int64_t)1 << 30) /* 1 GiB, the largest size of a tensor. Up to this size an int can count
+                                              * the packets of all ranks */
 enum {
     TE_PEER_MAX_RANKS = 8,                          /* the largest number of ranks in a group */
     TE_PEER_THREADS = TE_CUDA ? 512 : 1,            /* the number of threads in a block */
@@ -114,18 +114,18 @@ TE_FN void te__peer_epoch_use(uint32_t *epoch) {
 TE_FN void te__peer_epoch_advance(const te_peer_args *a, te_block b, uint32_t epoch, const int threads) {
     int group;
     const int id = te_lanes_here(threads, &group).id;
-    te_block_sync(); /* after this barrier all threads of the block have read the epoch, so it may be changed */
+    te_block_sync(); /* after this barrier all threads of the block have read the epoch, so the epoch may be changed */
     TE_UNROLL_1 for (int k = b.x + id * b.nx; k < TE_PEER_MAX_BLOCKS; k += threads * b.nx)
         a->state->epoch[k] = epoch + 1;
 }
-/* Return the address, within `buffer`, of the slot (16 bytes) that receives packet i from rank `from`, if each rank
+/* Returns the address, within `buffer`, of the slot (16 bytes) that receives packet i from rank `from`, if each rank
  * sends `count` packets. */
 TE_FN char *te__peer_slot(char *buffer, const te_peer_args *a, uint32_t epoch, int from, int count, int i) {
     return buffer + (epoch & 1) * a->half_bytes + (int64_t)(from * count + i) * TE_PACKET_BYTES;
 }
-/* Return whether a wait must end because this thread or another one of this rank has reached the timeout. missing: bit
- * mask of the ranks that the thread waits for, of which the lowest is reported as failed. *since: the time when the
- * wait began; it must be 0 at the first call. */
+/* Returns whether a wait must end because this thread or another thread of this rank has reached the timeout. missing:
+ * bit mask of the ranks that the thread waits for; after a timeout the lowest of these ranks is reported as failed.
+ * *since: the time when the wait began; *since must be 0 at the first call. */
 TE_FN int te__peer_timed_out(const te_peer_args *a, uint64_t *since, uint32_t missing) {
     const uint64_t now = te_nanoseconds();
     uint32_t rank = 0;
@@ -157,12 +157,12 @@ TE_FN int te__peer_wait(te_packet v[TE_PEER_MAX_RANKS], const te_peer_args *a, u
         if (expected >> r & 1) te_packet_clear(te__peer_slot(a->local, a, epoch, r, count, i));
     return 1;
 }
-/* Return the rank that comes i places after this one, in a ring of all ranks. Each rank sends to the other ranks in
- * this order, so that they do not all send to the same rank at once. */
+/* Returns the rank that comes i places after this one, in a ring of all ranks. Each rank sends to the other ranks in
+ * this order, so that not all ranks send to the same rank at once. */
 TE_FN int te__peer_next(const te_peer_args *a, int i) {
     return a->rank + i < a->ranks ? a->rank + i : a->rank + i - a->ranks;
 }
-/* Return whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
+/* Returns whether rank r exists. ranks: a->ranks if the kernel is compiled for this number of ranks, else
  * TE_PEER_MAX_RANKS. */
 TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
     return ranks < TE_PEER_MAX_RANKS || r < a->ranks;
@@ -170,7 +170,7 @@ TE_FN int te__peer_exists(const te_peer_args *a, int r, const int ranks) {
 /* Bit mask of all ranks but this one. */
 TE_FN uint32_t te__peer_others_mask(const te_peer_args *a) { return ((1u << a->ranks) - 1) & ~(1u << a->rank); }
 
-/* Set *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
+/* Sets *sum to the sum of the packets i of all ranks. local: this rank's packet i. All ranks add in f32 in the order of
  * the ranks, so their sums are bitwise identical. A caller that sends the sum must first call te_packet_escape, because
  * the sum may have the bit pattern that marks an empty slot. Returns 0 after a timeout. */
 TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_args *a, uint32_t epoch, int count, int i,
@@ -187,8 +187,8 @@ TE_FN int te__peer_sum(te_packet *sum, const te_packet *local, const te_peer_arg
     return 1;
 }
 
-/* Waits for packet i of rank r, stores it to *v, and empties its slot. count: the number of packets that each rank
- * sends. Returns 0 after a timeout. */
+/* Waits for packet i of rank r, stores the packet to *v, and empties the packet's slot. count: the number of packets
+ * that each rank sends. Returns 0 after a timeout. */
 TE_FN int te__peer_wait_rank(te_packet *v, const te_peer_args *a, uint32_t epoch, int count, int i, int r) {
     char *const slot = te__peer_slot(a->local, a, epoch, r, count, i);
     uint64_t since = 0;
@@ -231,7 +231,7 @@ TE_FN void te__peer_sum_serial(te_packet *sum, const te_packet *local, const te_
 
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
-/* Return an error if a rank timed out in an earlier collective of this group; the group can then no longer be used. */
+/* Returns an error if a rank timed out in an earlier collective of this group; the group can then no longer be used. */
 TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
     const uint32_t failed = g->peers ? te__flag_load_on_host(g->peers->failed) : 0;
     if (!failed) return TE_OK;
@@ -240,7 +240,7 @@ TE_API te_status te__peers_check(const te_group *g, te_context *ctx) {
                   g->rank, g->size, (int)failed - 1, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Return the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: the size of x in an
+/* Returns the arguments of a kernel that exchanges packets, except y, x and `aligned`. bytes: the size of x in an
  * all_reduce or an all_gather, of y in a reduce_scatter. */
 TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_peer_algorithm algorithm, int64_t bytes,
                                      te_dtype dtype) {
@@ -255,9 +255,10 @@ TE_API te_peer_args te__peer_args_of(const te_group *g, te_peer_kind kind, te_pe
     a.timeout = (uint64_t)(0.9e9 * g->comm->timeout);
     return a;
 }
-/* Return the arguments of the exchange in a fused pattern (fused_collective_norm.h) on `rows` rows of row_bytes bytes
- * each, and in the GEMM whose epilogue sends packets to the pattern. With two-shot, a rank sends to each other rank
- * only those rows that the receiving rank sums, so te_peer_args.bytes counts only these rows. */
+/* Returns the arguments of the exchange in a fused pattern (fused_collective_norm.h) whose tensor has the given number
+ * of rows, of row_bytes bytes each. A GEMM whose epilogue sends packets to the pattern has the same arguments. With
+ * two-shot, a rank sends to each other rank only those rows that the receiving rank sums, so te_peer_args.bytes counts
+ * only these rows. */
 TE_API te_peer_args te__peer_args_of_rows(const te_group *g, int64_t rows, int64_t row_bytes, int two_shot,
                                           te_dtype dtype) {
     const int64_t sent_rows = two_shot ? te_ceil_div(rows, g->size) : rows;

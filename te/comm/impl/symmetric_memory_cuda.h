@@ -1,6 +1,6 @@
 /* symmetric_memory_cuda.h -- allocates and maps the symmetric memory of a group on CUDA. Each rank allocates its own
- * buffers, and maps those of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges. Either
- * all ranks of a group get symmetric memory or none does. No rank gets symmetric memory if the group spans hosts
+ * buffers, and maps the buffers of the other ranks by their CUDA IPC handles, which an all-gather of NCCL exchanges.
+ * Either all ranks of a group get symmetric memory or none does. No rank gets symmetric memory if the group spans hosts
  * (te_group.hosts), several ranks are in one process, or the devices cannot access each other; NCCL then does all
  * collectives.
  *
@@ -35,7 +35,7 @@ TE_API te_status te__nccl_status(const te_group *g, ncclResult_t e, const char *
     return g->comm ? te__comm_failed(g->comm, ctx) : TE_ERROR_COMM;
 }
 
-/* A collective of NCCL, or the messages of te_group_exchange. */
+/* The kinds of operations that NCCL runs: its collectives, and the messages of te_group_exchange. */
 typedef enum te__nccl_kind {
     TE__NCCL_all_reduce = TE_PEER_all_reduce,
     TE__NCCL_reduce_scatter = TE_PEER_reduce_scatter,
@@ -48,8 +48,8 @@ typedef struct te__nccl_op {
     void *y;
     const void *x;
     int64_t count;                          /* number of elements or, for an exchange, of messages */
-    te_transfer transfers[TE_EXCHANGE_MAX]; /* [count] for an exchange, else unused; a copy of an operation has only
-                                             * its first te__nccl_op_bytes bytes */
+    te_transfer transfers[TE_EXCHANGE_MAX]; /* [count] for an exchange, else unused. A copy of this struct is cut off
+                                             * after te__nccl_op_bytes bytes */
 } te__nccl_op;
 
 TE_API size_t te__nccl_op_bytes(const te__nccl_op *op) {
@@ -84,9 +84,9 @@ TE_API ncclResult_t te__nccl_enqueue_now(const te__nccl_op *op, ncclComm_t nccl,
     default: return ncclAllReduce(op->x, op->y, count, op->type, ncclSum, nccl, stream);
     }
 }
-/* Return a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective this
- * is the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size; for an
- * exchange it is the ranks of the messages. The hash is never 0. */
+/* Returns a hash of those properties of an operation that determine to which ranks NCCL connects. For a collective, the
+ * hash covers the number of elements, rounded down to a power of two, because NCCL chooses its algorithm by the size.
+ * For an exchange, the hash covers the ranks of the messages. The hash is never 0. */
 TE_API uint64_t te__nccl_signature(const te__nccl_op *op, ncclComm_t nccl) {
     uint64_t word[4] = {(uint64_t)(uintptr_t)nccl, (uint64_t)op->kind, (uint64_t)op->type, (uint64_t)op->count};
     while (op->kind != TE__NCCL_exchange && word[3] & (word[3] - 1)) word[3] &= word[3] - 1;
@@ -142,7 +142,7 @@ TE_API te_status te__nccl_run_by_thread(ncclResult_t *result, const te_group *g,
     free(t);
     return TE_OK;
 }
-/* Enqueue an operation. NCCL connects two ranks only when an operation first needs the connection (for collectives
+/* Enqueues an operation. NCCL connects two ranks only when an operation first needs the connection (for collectives
  * unless NCCL_RUNTIME_CONNECT is 0, for sends and receives always). The groups' communicators are blocking, so NCCL
  * connects inside this call and waits for the other rank without a limit; a rank that hangs or has died would block the
  * host. Therefore the first operation of each signature is enqueued by another thread, with a time limit. Later
@@ -183,36 +183,36 @@ TE_API te_status te__comm_wait_stream(const te_group *g, const char *what, te_co
 /* Data about a rank that the ranks exchange before they map each other's memory. */
 typedef struct te_peer_info {
     /* in the first exchange of these structs: whether the rank has allocated its memory; in the second exchange:
-     * whether it has mapped the memory of all other ranks */
+     * whether the rank has mapped the memory of all other ranks */
     int32_t is_ready;
     int32_t process, processors;
-    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* copies of the members of the rank's te_peer_memory; they must be
-                                                      * the same on all ranks */
+    int64_t max_bytes, one_shot_bytes, reduce_bytes; /* copies of the members of the rank's te_peer_memory; these values
+                                                      * must be the same on all ranks */
     cudaIpcMemHandle_t memory;
 } te_peer_info;
 
-/* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all others. Waits for all
- * ranks. Returns whether the exchange succeeded; if a rank is missing after the timeout, the communicator has failed,
- * and no device memory may be freed. staging: device memory for te_peer_info[size]. */
+/* Exchanges info[size]: each rank has filled in info[its rank], and receives the elements of all other ranks. Waits for
+ * all ranks. Returns whether the exchange succeeded; if a rank is missing after the timeout, the communicator has
+ * failed, and no device memory may be freed. staging: device memory for te_peer_info[size]. */
 TE_API int te__peer_exchange_info(const te_group *g, te_peer_info *info, te_peer_info *staging, te_context *ctx) {
     const size_t one = sizeof *info, all = one * (size_t)g->size;
     const cudaStream_t stream = (cudaStream_t)ctx->stream;
     const te__nccl_op gather =
         te__nccl_op_of(TE__NCCL_all_gather, staging, staging + g->rank, (int64_t)one, ncclInt8);
     /* The last call, cudaMemcpy to the host, would wait for the all-gather without a time limit. Therefore
-     * te__comm_wait_stream waits for it first, with a limit. */
+     * te__comm_wait_stream first waits for the all-gather, with a limit. */
     return cudaMemcpyAsync(staging + g->rank, info + g->rank, one, cudaMemcpyHostToDevice, stream) == cudaSuccess &&
            te__nccl_run(g, &gather, ctx) == TE_OK &&
            te__comm_wait_stream(g, "the exchange of addresses", ctx) == TE_OK &&
            cudaMemcpy(info, staging, all, cudaMemcpyDeviceToHost) == cudaSuccess;
 }
-/* Return whether this rank can map the memory of the rank `other`, which is on the same host: it must be another
+/* Returns whether this rank can map the memory of the rank `other`, which is on the same host: `other` must be another
  * process, have a buffer of the same size, and choose the same algorithms. */
 TE_API int te__peer_can_map(const te_peer_info *local, const te_peer_info *other) {
     return other->is_ready && other->process != local->process && other->max_bytes == local->max_bytes &&
            other->one_shot_bytes == local->one_shot_bytes && other->reduce_bytes == local->reduce_bytes;
 }
-/* Return whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
+/* Returns whether `ok` is true on all ranks. Every rank must call this function, which waits for all ranks. staging:
  * device memory for te_peer_info[size]. */
 TE_API int te__peers_agree(int ok, const te_group *g, te_peer_info *staging, te_context *ctx) {
     te_peer_info info[TE_PEER_MAX_RANKS];
@@ -248,7 +248,8 @@ TE_API void te__peer_memory_free(te_peer_memory *p, int rank) {
     (void)cudaGetLastError();
     free(p);
 }
-/* Allocates this rank's buffer and maps those of all other ranks. Returns whether all ranks have mapped all buffers. */
+/* Allocates this rank's buffer and maps the buffers of all other ranks. Returns whether all ranks have mapped all
+ * buffers. */
 TE_API int te__peer_memory_map(te_peer_memory *p, te_peer_info *info, te_peer_info *staging, const te_group *g,
                                te_context *ctx) {
     te_peer_info *local = &info[g->rank];
@@ -315,7 +316,7 @@ TE_API int te__overlap_block_map(te__overlap_block *b, size_t bytes, size_t zero
     if (!ok) te__overlap_block_unmap(b, g->rank);
     return ok;
 }
-/* Return the address of the CUDA driver's function with this name, or null if the driver has no such function. */
+/* Returns the address of the CUDA driver's function with this name, or null if the driver has no such function. */
 TE_API void *te__driver_function(const char *name) {
     void *f = 0;
     cudaDriverEntryPointQueryResult found;
@@ -334,9 +335,9 @@ TE_API int te__overlap_memory_streams(te__overlap_memory *m) {
     m->wait = (void (*)(void))te__driver_function("cuStreamWaitValue32");
     return ok && m->write && m->wait;
 }
-/* Return whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word
- * to the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the others
- * wrote to its memory. All ranks must call this function. */
+/* Returns whether stream memory operations work on mapped memory of other ranks. To find out, each rank writes a word
+ * to the memory of each rank, waits for the word that it wrote to its own memory, and checks the words that the other
+ * ranks wrote to its memory. All ranks must call this function. */
 TE_API int te__overlap_memory_probe(const te__overlap_memory *m, const te_group *g, te_peer_info *staging,
                                     te_context *ctx) {
     const cudaStream_t side = (cudaStream_t)m->copy_stream;
@@ -391,8 +392,9 @@ TE_API void te__overlap_memory_unmap(te__overlap_memory *m) {
     for (int i = 0; i < m->blocks; i++) te__overlap_block_unmap(&m->block[i], m->rank);
 }
 
-/* The body of te_comm_allocate: *p becomes a block of device memory that all ranks of the tensor group map. If they
- * cannot map it, or the table of such blocks is full, *p is device memory that only this rank can access. */
+/* The body of te_comm_allocate: *p becomes a block of device memory that all ranks of the tensor group map. If the
+ * ranks cannot map the block, or if the table of such blocks is full, *p is device memory that only this rank can
+ * access. */
 TE_API te_status te__comm_allocate(te_comm *comm, void **p, size_t bytes, te_context *ctx) {
     te__overlap_memory *m = comm->tensor.memory;
     te_peer_info *staging = 0;

@@ -30,9 +30,9 @@
 enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTORS: number of vectors of eight elements
                                                                    * that one block computes */
 
-/* Computes y = x[0] + x[1] + .. or, with `accumulate`, y = y + x[0] + .., added in f32 in this order. With a single x
- * this is a copy. Because x and y may have different distances between rows, the copy can take some columns out of a
- * wider matrix. */
+/* Computes y = x[0] + x[1] + .. or, with `accumulate`, y = y + x[0] + .., added in f32 in this order. With a single x,
+ * the kernel copies x to y. The rows of x and of y may have different distances, so the kernel can copy some columns of
+ * a wider matrix. */
 typedef struct te_cp_sum_args {
     void *y;
     const void *x[TE_CP_MAX_RANKS];
@@ -65,10 +65,11 @@ TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te
 typedef struct te_cp_merge_args {
     float *sum;            /* [rows, heads * dim]: O, the merged output of the earlier blocks, is replaced by O' */
     const float *lse;      /* [heads, rows]: the log-sum-exp over the earlier blocks */
-    const void *part;      /* [part_rows, heads * dim]: for the rows from part_first on; other rows see no key of this
-                            * block */
+    const void *part;      /* [part_rows, heads * dim]: the output of this block for rows part_first to part_first +
+                            * part_rows - 1. The queries of all other rows see no key of this block */
     const float *part_lse; /* [heads, part_rows] */
-    void *out;             /* [rows, heads * dim]: after the last block also receives O'; null for the other blocks */
+    void *out;             /* [rows, heads * dim]: receives a copy of O' after the last block; null for the other
+                            * blocks */
     float *new_lse;        /* [heads, rows], distinct from lse */
     int rows, heads, dim, is_first; /* is_first: 1 if there are no earlier blocks */
     int part_first, part_rows;
@@ -121,16 +122,19 @@ typedef struct te__cp_call {
     int is_backward;
     char *q;                 /* [L, Q] */
     char *kv;                /* gather: [n L, KV], keys and values in the order of their positions; later the partial
-                              * gradients received. ring: blocks [L, KV] (te__cp_block) */
-    char *dkv;               /* backward: the gradient of keys and values. gather: [n L, KV], from this rank's second
-                              * chunk of queries; ring: [L, KV], from one launch */
-    char *dkv_first;         /* gather, backward: the same from this rank's first chunk of queries */
+                              * gradients that this rank receives. ring: blocks [L, KV] (te__cp_block) */
+    char *dkv;               /* backward: the gradient of keys and values. gather: [n L, KV], the part that this rank's
+                              * second chunk of queries contributes; ring: [L, KV], the part of one launch */
+    char *dkv_first;         /* gather, backward: [n L, KV], the part that this rank's first chunk of queries
+                              * contributes */
     char *dq;                /* backward: [L, Q] */
-    float *dq_sum, *dkv_sum; /* ring, backward: sums in f32, [L, Q] and blocks of [L, KV] */
+    float *dq_sum, *dkv_sum; /* ring, backward: dq_sum is the sum of dq, [L, Q]; dkv_sum consists of blocks of [L, KV]
+                              * (te__cp_block_sum) */
     char *part;              /* ring, forward: the output of one launch, [c, O] */
     float *sum, *lse;        /* ring, forward: sum is te_cp_merge_args.sum, [L, O]; lse is [2, 3, heads, c]: for each
-                              * chunk of queries the lse of the last launch and, used in turn, the lse of two merges.
-                              * ring with a window, backward: lse is [2, heads, c], lse and delta of a launch */
+                              * chunk of queries, the lse of the last launch and two buffers for the merged lse, which
+                              * successive merges use alternately. ring with a window, backward: lse is [2, heads, c],
+                              * lse and delta of a launch */
     void *scratch;           /* scratch memory of the kernels of backward */
 } te__cp_call;
 
@@ -147,7 +151,7 @@ TE_API te__cp_call te__cp_call_of(te_run *r, const te_op *op, const te_attention
     c.is_backward = r->pass == TE_BACKWARD && a->dqkv;
     return c;
 }
-/* Takes workspace for `rows` rows of `cols` elements of `size` bytes. */
+/* Reserves workspace for a matrix [rows, cols] of elements of `size` bytes, and sets *p to the matrix's address. */
 TE_API te_status te__cp_take(te__cp_call *c, char **p, int64_t rows, int64_t cols, size_t size) {
     void *memory = 0;
     TE_TRY(te__scratch(c->r, &memory, (size_t)(rows * cols) * size));
@@ -176,8 +180,8 @@ TE_API te_cp_sum_args te__cp_sum_of(void *y, int64_t y_width, te_dtype y_dtype, 
     s.rows = rows, s.cols = cols, s.count = 1;
     return s;
 }
-/* Copies from the packed qkv to `to` the columns of q (is_kv 0) or those of k and v (is_kv 1), for chunk j of sequence
- * i. */
+/* Copies from the packed qkv to `to` the columns of q (is_kv 0) or the columns of k and v (is_kv 1), for chunk j of
+ * sequence i. */
 TE_API te_status te__cp_split(const te__cp_call *c, char *to, int i, int j, int is_kv) {
     const int width = c->q_cols + c->kv_cols, cols = is_kv ? c->kv_cols : c->q_cols;
     const char *from =
@@ -191,7 +195,7 @@ TE_API char *te__cp_gradient(const te__cp_call *c, int i, int j, int is_kv) {
     return (char *)c->a->dqkv + (size_t)(te__cp_row(c, i, j) * width + (is_kv ? c->q_cols : 0)) * c->size;
 }
 /* Returns the arguments of a launch whose queries are chunk j of sequence i. kv: `keys` consecutive rows of keys and
- * values. The caller replaces out, lse and dkv where its form stores them elsewhere. */
+ * values. The caller replaces out, lse and dkv if its form (gather or ring) stores these tensors elsewhere. */
 TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, const char *kv, int keys) {
     te_attention_args a = *c->a;
     const int64_t row = te__cp_row(c, i, j), out = row * c->o_cols * (int64_t)c->size, stats = row * c->heads;
@@ -207,7 +211,7 @@ TE_API te_attention_args te__cp_launch_args(const te__cp_call *c, int i, int j, 
 
 /* ---- gather ------------------------------------------------------------------------------------------------------ */
 
-/* The chunks of keys that the queries of one chunk see: from chunk `first` to chunk `end` (exclusive). */
+/* The chunks of keys that the queries of one chunk see: the chunks first to end - 1. */
 typedef struct te__cp_range {
     int first, end;
 } te__cp_range;
@@ -230,8 +234,8 @@ TE_API int te__cp_needs(const te__cp_call *c, int rank, int keys) {
 TE_API char *te__cp_place(const te__cp_call *c, int chunk) {
     return c->kv + (size_t)((int64_t)chunk * c->chunk * c->kv_cols) * c->size;
 }
-/* Returns where this rank receives, from `rank`, the partial gradient of its own chunk j. The address lies in c->kv,
- * whose keys and values are not needed any more. */
+/* Returns the address at which this rank receives, from `rank`, a partial gradient of this rank's own chunk j. The
+ * address lies in c->kv, because the keys and values there are no longer needed. */
 TE_API char *te__cp_slot(const te__cp_call *c, int rank, int j) { return te__cp_place(c, 2 * rank + j); }
 /* Returns the address of the partial gradient that this rank has computed for the keys and values of a chunk. */
 TE_API char *te__cp_partial(const te__cp_call *c, int chunk) {
@@ -240,8 +244,8 @@ TE_API char *te__cp_partial(const te__cp_call *c, int chunk) {
     const int64_t at = (int64_t)(chunk - s.first) * c->chunk * c->kv_cols;
     return (is_second ? c->dkv : c->dkv_first) + (size_t)at * c->size;
 }
-/* With is_back 0, each rank sends its chunks of keys and values to all ranks whose queries see these. With is_back 1,
- * the partial gradients are sent in the opposite direction, to the rank that has the chunk. */
+/* With is_back 0, each rank sends its chunks of keys and values to all ranks whose queries see these keys. With is_back
+ * 1, those ranks send the partial gradients of a chunk back to the rank that has the chunk. */
 TE_API te_status te__cp_gather_exchange(const te__cp_call *c, int is_back) {
     te_transfer transfers[TE_EXCHANGE_MAX];
     int count = 0;
@@ -266,7 +270,7 @@ TE_API te_status te__cp_gather_launch(const te__cp_call *c, int i, int j) {
     return c->k->first(c->r->ctx, &a);
 }
 /* For the chunks of keys that both of this rank's chunks of queries see, adds the gradient from the first chunk of
- * queries to that from the second, so that this rank has one partial gradient for each chunk of keys. */
+ * queries to the gradient from the second chunk, so that this rank has one partial gradient for each chunk of keys. */
 TE_API te_status te__cp_gather_add(const te__cp_call *c) {
     const te__cp_range first = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 0));
     const te__cp_range second = te__cp_keys_of(c, te__cp_chunk(c, c->rank, 1));
@@ -327,37 +331,39 @@ TE_API te_status te__cp_gather_run(te_run *r, const te_op *op, const te_attentio
 
 /* ---- ring -------------------------------------------------------------------------------------------------------- */
 
-/* One launch of the ring. The queries are `rows` rows of this rank's chunk j, from row `row` of that chunk on. */
+/* One launch of the ring. The queries are rows row to row + rows - 1 of this rank's chunk j. */
 typedef struct te__cp_piece {
     int j, row, rows, keys;
     const char *kv; /* [keys, KV] */
     float *dkv;     /* backward: the sum to which the gradients of these keys and values are added */
     te_attention_launch_fn launch;
 } te__cp_piece;
-/* the launches of a step: at most three for each of the two chunks of queries */
+/* the launches of one step of the ring: at most three for each of the two chunks of queries */
 typedef struct te__cp_pieces {
     te__cp_piece piece[6];
     int count;
 } te__cp_pieces;
 TE_API int64_t te__cp_block_elements(const te__cp_call *c) { return (int64_t)2 * c->chunk * c->kv_cols; }
-/* Returns the address of block k of c->kv, [2, c, KV]. Block t % 2 holds the keys and values of step t; with a window
- * it holds only keys and values received from other ranks, and block 2 holds this rank's own. */
+/* Returns the address of block k of c->kv, [2, c, KV]. Block t % 2 holds the keys and values of step t; with a window,
+ * block t % 2 holds only keys and values received from other ranks, and block 2 holds this rank's own keys and
+ * values. */
 TE_API char *te__cp_block(const te__cp_call *c, int k) {
     return c->kv + (size_t)(k * te__cp_block_elements(c)) * c->size;
 }
 /* Returns the address of block k of c->dkv_sum. Block t % 2 holds the gradients of the keys and values of step t; with
- * a window only those that will be sent to other ranks. In that case block 2 receives gradients from other ranks, and
- * block 3 holds the sums for this rank's own keys and values. */
+ * a window, block t % 2 holds only the gradients that will be sent to other ranks, block 2 receives gradients from
+ * other ranks, and block 3 holds the sums for this rank's own keys and values. */
 TE_API float *te__cp_block_sum(const te__cp_call *c, int k) { return c->dkv_sum + k * te__cp_block_elements(c); }
 enum { TE__CP_OWN = 2, TE__CP_ARRIVED = 2, TE__CP_HOME = 3 }; /* blocks */
 
-/* Where a chunk of keys lies: it is chunk `place` (0 or 1) of block `block` of c->kv, and its gradient is chunk `place`
- * of block `sum` of c->dkv_sum. */
+/* Where a chunk of keys and the chunk's gradient lie. Each block consists of two chunks; place: 0 for the first, 1 for
+ * the second. block: number of the block of c->kv that holds the keys. sum: number of the block of c->dkv_sum that
+ * holds the gradient. */
 typedef struct te__cp_keys {
     int block, sum, place;
 } te__cp_keys;
-/* Adds a launch to p: the queries are all rows of chunk j; the keys are `keys` rows of chunk k from row `key` on, and
- * every query sees all of them. */
+/* Adds a launch to p: the queries are all rows of chunk j; the keys are rows key to key + keys - 1 of chunk k, and
+ * every query sees all these keys. */
 TE_API te__cp_piece *te__cp_add_piece(te__cp_pieces *p, const te__cp_call *c, int j, te__cp_keys k, int key, int keys) {
     te__cp_piece *piece = &p->piece[p->count++];
     const int64_t at = ((int64_t)k.place * c->chunk + key) * c->kv_cols;
@@ -373,7 +379,8 @@ TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
     const te__cp_keys keys = {t % 2, t % 2, 0};
     for (int j = 0; j < 2; j++) {
         /* Under a causal mask, this rank's first chunk of queries sees the first chunk of keys of lower ranks and none
-         * of higher ranks. Its second chunk sees the first chunk of lower ranks and both chunks of higher ranks. */
+         * of higher ranks. This rank's second chunk of queries sees the first chunk of keys of lower ranks and both
+         * chunks of higher ranks. */
         if (c->is_causal && t && !is_earlier && j == 0) continue;
         const int chunks = !c->is_causal ? 2 : t == 0 ? j + 1 : is_earlier ? 1 : 2;
         te__cp_piece *piece = te__cp_add_piece(p, c, j, keys, 0, chunks * c->chunk);
@@ -383,19 +390,21 @@ TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
 
 /* ---- ring with a window ------------------------------------------------------------------------------------------ */
 
-/* Returns the largest distance, in chunks, between a chunk of queries and a chunk with keys inside their window. In a
- * ring with a window, this is the number of the last step. */
+/* Returns the largest distance, in chunks, between a chunk of queries and a chunk with keys inside the window of these
+ * queries. In a ring with a window, the last step has this number. */
 TE_API int te__cp_last_distance(const te__cp_call *c) {
     return (int)te_min(te_ceil_div(c->left, te_max(1, c->chunk)), 2 * c->n - 1);
 }
-/* Returns the first row that any query sees in the chunk of keys d chunks before the queries. */
+/* For a chunk of keys that lies d chunks before a chunk of queries, returns the first row of keys that any of these
+ * queries sees. */
 TE_API int te__cp_first_key(const te__cp_call *c, int d) { return (int)te_max(0, (int64_t)d * c->chunk - c->left); }
 /* Adds to p the launches of step d, in which the keys are d chunks before the queries. Query i of the chunk sees the
- * keys from row i + d * chunk - left on. The pairs of a query and a key that it sees form a triangle (kernel edge), or
- * the whole square (kernel rest), or a triangle and two rectangles (three launches). */
+ * keys from row i + d * chunk - left on. The pairs (query, visible key) form a triangle (kernel edge), or the whole
+ * square (kernel rest), or a triangle and two rectangles (three launches). */
 TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) {
     const int first = te__cp_first_key(c, d);               /* the first row that query 0 sees */
-    const int64_t beyond = c->left - (int64_t)d * c->chunk; /* if it is 0 or more, the last query that sees all keys */
+    const int64_t beyond = c->left - (int64_t)d * c->chunk; /* the last query that sees all keys; below 0 if no query
+                                                             * does */
     const int all = beyond >= c->chunk - 1 ? c->chunk : (int)te_max(0, beyond); /* queries of the first rectangle */
     for (int j = 0; j < 2; j++) {
         const int chunk = te__cp_chunk(c, c->rank, j) - d, owner = te__cp_owner(c, te_max(0, chunk));
@@ -416,9 +425,9 @@ TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) 
         behind->row = all, behind->rows = rows;
     }
 }
-/* Adds to `transfers` the messages of step d of a ring with a window: with is_sum 0 keys and values, sent to the ranks
- * whose queries are d chunks behind these; with is_sum 1 the gradients of these keys and values, sent back. Returns the
- * new number of transfers. */
+/* Adds to `transfers` the messages of step d of a ring with a window. With is_sum 0, each chunk of keys and values is
+ * sent to the rank that has the queries d chunks later. With is_sum 1, the gradients of the keys and values are sent
+ * back. Returns the new number of transfers. */
 TE_API int te__cp_window_transfers(te_transfer *transfers, int count, const te__cp_call *c, int d, int is_sum) {
     const int first = te__cp_first_key(c, d);
     const int64_t row = c->kv_cols * (int64_t)(is_sum ? sizeof(float) : c->size);
@@ -434,8 +443,8 @@ TE_API int te__cp_window_transfers(te_transfer *transfers, int count, const te__
     }
     return count;
 }
-/* Adds the gradients that were computed in step d by other ranks, and have been received, to the sums for this rank's
- * own keys and values. */
+/* Other ranks have computed, in step d, gradients of this rank's own keys and values, and this rank has received these
+ * gradients. Adds these gradients to this rank's sums. */
 TE_API te_status te__cp_window_add(const te__cp_call *c, int d) {
     const int first = te__cp_first_key(c, d);
     for (int j = 0; j < 2; j++) {
@@ -461,10 +470,11 @@ TE_API te__cp_pieces te__cp_pieces_of(const te__cp_call *c, int t) {
     else te__cp_window_pieces(&p, c, t);
     return p;
 }
-/* Adds to `transfers` the messages of a ring without a window, to the next rank and from the previous one: the keys and
- * values of step t (has_kv), of which the received ones are for step t + 1, and the gradients of step t - 1 (has_sums),
- * of which the received ones are for step t. After the last step the gradients are complete. They are then sent from
- * c->dkv to block 0 of c->kv of the rank that has the keys, in the list's dtype. */
+/* Adds to `transfers` the messages of step t of a ring without a window, in which each rank sends to the next rank and
+ * receives from the previous rank. With has_kv, a rank sends the keys and values of step t and receives the keys and
+ * values of step t + 1. With has_sums, a rank sends the gradients of step t - 1 and receives the gradients of step t.
+ * After the last step the gradients are complete, and each rank sends c->dkv, in the op list's dtype, to block 0 of
+ * c->kv of the rank that has the keys. */
 TE_API int te__cp_ring_transfers(te_transfer *transfers, const te__cp_call *c, int t, int has_kv, int has_sums) {
     const int to = (c->rank + 1) % c->n, from = (c->rank + c->n - 1) % c->n;
     int count = 0;
@@ -510,16 +520,16 @@ TE_API te_attention_args te__cp_piece_args(const te__cp_call *c, int i, const te
     if (c->is_backward) a.dout = (const char *)a.dout + (size_t)((int64_t)p->row * c->o_cols) * c->size;
     return a;
 }
-/* Runs one launch of forward and merges its output into that of the earlier launches with the same chunk of queries.
- * merged: the number of these earlier launches. */
+/* Runs one launch of forward, and merges the launch's output into the merged output of the earlier launches with the
+ * same chunk of queries. merged: the number of these earlier launches. */
 TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, const te__cp_piece *p, int merged, int is_last) {
     te_cp_merge_args m;
     const int64_t stats = (int64_t)c->heads * c->chunk,
                   vectors = (int64_t)c->chunk * c->heads * ((c->value_dim + 7) / 8);
     const te_attention_args whole = te__cp_launch_args(c, i, p->j, p->kv, p->keys);
     te_attention_args a = te__cp_piece_args(c, i, p);
-    float *const lse = c->lse + (int64_t)p->j * 3 * stats; /* the lse of this launch; behind it the lse of two merges,
-                                                            * used in turn */
+    float *const lse = c->lse + (int64_t)p->j * 3 * stats; /* the lse of this launch, followed by two buffers for the
+                                                            * merged lse, which successive merges use alternately */
     memset(&m, 0, sizeof m);
     m.out = is_last ? whole.out : 0, m.new_lse = is_last && whole.lse ? whole.lse : lse + (1 + merged % 2) * stats;
     m.lse = lse + (1 + (merged + 1) % 2) * stats, m.is_first = merged == 0;
@@ -530,12 +540,12 @@ TE_API te_status te__cp_ring_forward(const te__cp_call *c, int i, const te__cp_p
     m.rows = c->chunk, m.heads = c->heads, m.dim = c->value_dim, m.dtype = c->dtype;
     return te_cp_merge_launch(c->r->ctx, te__grid_of(te_ceil_div(vectors, TE_CP_VECTORS), 1), &m);
 }
-/* Runs one launch of backward, which stores the gradient of its keys and values in c->dkv, and adds its dq to the sum
- * of dq for the same queries. */
+/* Runs one launch of backward, which stores the gradient of its keys and values in c->dkv. Adds the launch's dq to the
+ * sum of dq for the same queries. */
 TE_API te_status te__cp_ring_backward(const te__cp_call *c, int i, const te__cp_piece *p, int is_first) {
     te_attention_args a = te__cp_piece_args(c, i, p);
     a.dqkv = c->dq, a.dkv = c->dkv;
-    if (p->rows < c->chunk) { /* the launch needs lse and delta as [heads, rows] of its own rows: copy them */
+    if (p->rows < c->chunk) { /* the launch needs lse and delta of its rows as [heads, rows], so copy them */
         te_cp_sum_args s = te__cp_sum_of(c->lse, p->rows, TE_f32, a.lse + p->row, c->chunk, TE_f32, c->heads, p->rows);
         TE_TRY(te__cp_sum_run(c, &s));
         a.lse = c->lse, a.delta = c->lse + (int64_t)c->heads * c->chunk;
@@ -556,8 +566,8 @@ TE_API te_status te__cp_ring_add(const te__cp_call *c, const te__cp_piece *p) {
 TE_API te_status te__cp_clear_sums(const te__cp_call *c, int k) {
     return te_fill(c->r->ctx, te__cp_block_sum(c, k), 0, (size_t)te__cp_block_elements(c) * sizeof(float));
 }
-/* Waits for the gradients that are received during step t. With a window, adds them to the sums for this rank's own
- * keys and values. */
+/* Waits for the gradients that are received during step t. With a window, adds these gradients to the sums for this
+ * rank's own keys and values. */
 TE_API te_status te__cp_ring_arrive(const te__cp_call *c, int t) {
     TE_TRY(te__cp_ring_join(c));
     return c->left < 0 ? TE_OK : te__cp_window_add(c, t - 1);
@@ -572,8 +582,8 @@ TE_API te_status te__cp_ring_backward_steps(const te__cp_call *c, int i) {
         if (c->left >= 0) TE_TRY(te__cp_clear_sums(c, t % 2));
         for (int k = 0; k < p.count; k++) {
             TE_TRY(te__cp_ring_backward(c, i, &p.piece[k], t == 0));
-            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window the next line adds to the sums that are
-                                                           * received here */
+            if (k == 0) TE_TRY(te__cp_ring_arrive(c, t)); /* without a window, the next line adds to the sums that this
+                                                           * call receives */
             TE_TRY(te__cp_ring_add(c, &p.piece[k]));
         }
         if (!p.count) TE_TRY(te__cp_ring_arrive(c, t));

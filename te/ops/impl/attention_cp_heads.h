@@ -19,8 +19,8 @@
 
 /* ---- rows of all heads, and units -------------------------------------------------------------------------------- */
 
-/* The columns of one part (q, k, v or the output) that belong to a kv head: in a row of all heads, the `width` columns
- * from first + head * width on; in a row of a unit, those from column `at` on. */
+/* The columns of one part (q, k, v or the output) that belong to a kv head: in a row of all heads, `width` columns that
+ * begin at column first + head * width; in a row of a unit (one kv head), `width` columns that begin at column `at`. */
 typedef struct te_cp_part {
     int first, width, at;
 } te_cp_part;
@@ -32,16 +32,17 @@ typedef struct te_cp_columns {
 } te_cp_columns;
 typedef struct te_cp_heads_args {
     void *rows;   /* [batch, 2, chunk, row_width]: this rank's rows */
-    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: the same rows, in the layout of the other ranks'
-                   * units */
-    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units, of which this kernel accesses only
-                   * this rank's rows */
+    void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: others[r]: this rank's rows of the heads that rank r
+                   * has, in the layout of units */
+    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units. The kernel accesses only those rows
+                   * of the units that are this rank's rows */
     te_cp_columns columns;
     int batch, chunk, heads, rank, ranks; /* heads: number of kv heads of a rank */
-    int to_units, aligned;                /* to_units: 1 copies rows to units, 0 units to rows */
+    int to_units, aligned;                /* to_units: 1 to copy from rows to units, 0 to copy from units to rows */
     te_dtype dtype;
 } te_cp_heads_args;
-/* Copies between the layouts `rows` and units. Memory traffic: reads and writes each element once. */
+/* Copies between `rows` and the tensors with a layout by units, `others` and `units`. Memory traffic: reads and writes
+ * each element once. */
 TE_FN void te__cp_heads_block(const te_cp_heads_args *a, te_block b) {
     int group;
     const te_lanes g = te_lanes_here(TE_CP_THREADS, &group);
@@ -91,11 +92,11 @@ typedef struct te__cp_heads_call {
                                     * head */
     int has_varlen;                /* 1 if the kernels were compiled with the option varlen */
     char *others;                  /* te_cp_heads_args.others of one tensor */
-    char *qkv, *out, *dout, *dqkv; /* te_cp_heads_args.units of four tensors; the last two in backward */
+    char *qkv, *out, *dout, *dqkv; /* te_cp_heads_args.units of four tensors; dout and dqkv only in backward */
 } te__cp_heads_call;
-/* Exchanges chunks of units between the rank that has the rows and the rank that has the head. With is_back 0, chunks
- * are sent from h->others to the `units` of other ranks; with is_back 1, from `units` to the h->others of other
- * ranks. */
+/* Exchanges chunks of units (a unit is one kv head of one sequence) between the rank that has the rows and the rank
+ * that has the head. With is_back 0, chunks are sent from h->others to the `units` of other ranks; with is_back 1, from
+ * `units` to the h->others of other ranks. */
 TE_API te_status te__cp_exchange_units(const te__cp_heads_call *h, char *units, int unit_width, int is_back) {
     const te__cp_call *c = &h->c;
     const int64_t bytes = (int64_t)c->chunk * unit_width * (int64_t)c->size;
@@ -119,7 +120,7 @@ TE_API te_status te__cp_exchange_units(const te__cp_heads_call *h, char *units, 
     return TE_OK;
 }
 /* With to_units 1, sends this rank's rows of a tensor, as units, to the ranks that have the heads. With to_units 0,
- * collects this rank's rows from these ranks. */
+ * collects this rank's rows from the ranks that have the heads. */
 TE_API te_status te__cp_heads_exchange(const te__cp_heads_call *h, void *rows, char *units, int is_qkv, int to_units) {
     const te__cp_call *c = &h->c;
     te_cp_heads_args a;
@@ -170,7 +171,8 @@ TE_API te_status te__cp_all_to_all_run(te_run *r, const te_op *op, const te_atte
     te__cp_call *const c = &h.c;
     const int64_t rows = te__capacity_rows(r);
     const int is_backward = r->pass == TE_BACKWARD && k->scratch_bytes, qkv_cols = c->q_cols + c->kv_cols;
-    /* a unit is a whole sequence, so the units of this rank have rows * kv_heads rows in all */
+    /* With n ranks, a unit has n times as many rows as this rank has of a sequence, and this rank has kv_heads / n
+     * units of each sequence. So this rank's units have rows * kv_heads rows in all */
     const size_t scratch = is_backward && r->ctx ? k->scratch_bytes(r->ctx, rows * h.options->kv_heads) : 0;
     TE_TRY(te__cp_take(c, &h.others, rows, te_max(qkv_cols, c->o_cols), c->size));
     TE_TRY(te__cp_take(c, &h.qkv, rows, qkv_cols, c->size));

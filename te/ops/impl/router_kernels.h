@@ -21,25 +21,27 @@ typedef struct te_router_options {
 
 /* The result of a router: each token's experts and their weights, and the routed rows (one row for each token and
  * chosen expert, ordered by expert). expert_linear, combine and backward read this struct's arrays. In training the
- * arrays are stored in te_saved, as the router's statistics; in inference in the workspace, until the combine has
- * run. */
+ * arrays are stored in te_saved, as the router's statistics. In inference the arrays stay in the workspace until the
+ * combine has run. */
 typedef struct te_routing {
-    float *logits;    /* [tokens, experts], including the bias; only for this rank's tokens if the router exchanges
-                       * rows */
+    float *logits;    /* [tokens, experts], including the bias; only for this rank's tokens if the router exchanges rows
+                       * between ranks */
     float *weight;    /* [tokens, top_k]: the weights of each token's experts, in the order of the choice */
     int32_t *expert;  /* [tokens, top_k] */
     int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
     int32_t *slot;    /* [tokens * top_k], the inverse of `row`: for a routed row that belongs to the j-th expert of a
                        * token, token * top_k + j */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
-    int first, count; /* this rank has the experts first to first + count - 1, and computes only their rows */
-    int capacity;     /* only the first `capacity` rows of an expert are computed; the others are dropped */
-    int is_part;      /* 1 if this rank may not compute all rows, because of first and count or because of the
-                       * capacity */
+    int first, count; /* this rank has the experts first to first + count - 1, and computes only the rows of these
+                       * experts */
+    int capacity;     /* only the first `capacity` rows of an expert are computed; all other rows of the expert are
+                       * dropped */
+    int is_part;      /* 1 if there may be rows that this rank does not compute, because of first and count or because
+                       * of the capacity */
     int weighs_input; /* 1 if the weights multiply the inputs of the experts, 0 if they multiply the outputs */
 } te_routing;
-/* The number of floats for each routed row that suffices for all arrays of a te_routing, if there are at least
- * TE_ROW_PAD rows. logits: the number of logits that are stored for each token. */
+/* A number of floats per routed row that is enough for all arrays of a te_routing if there are at least TE_ROW_PAD
+ * rows. logits: the number of logits that are stored for each token. */
 #define TE__ROUTING_FLOATS(experts, logits, top_k) \
     (4 + ((logits) + (top_k) - 1) / (top_k) + ((experts) + TE_ROW_PAD) / TE_ROW_PAD)
 /* Returns the largest number of rows that an expert computes: ceil(capacity * tokens * top_k / experts), or all rows if
@@ -59,14 +61,14 @@ TE_API te_routing te__routing_at(void *memory, int64_t tokens, int64_t logits, t
     t.weighs_input = o.weighs_input;
     return t;
 }
-/* Returns whether this rank computes the routed row of a token's j-th expert, which requires that it has the expert and
- * that the row is within the expert's capacity. at: token * top_k + j. */
+/* Returns whether this rank computes the routed row of a token's j-th expert, that is, whether this rank has the expert
+ * and the row is within the expert's capacity. at: token * top_k + j. */
 TE_FN int te__is_computed(const te_routing *t, int64_t at) {
     if (!t->is_part) return 1;
     const int e = t->expert[at];
     return (unsigned)(e - t->first) < (unsigned)t->count && t->row[at] - t->offset[e] < t->capacity;
 }
-/* Return the factors by which the input and the output of a token's j-th expert are multiplied. at: token * top_k +
+/* Returns the factors by which the input and the output of a token's j-th expert are multiplied. at: token * top_k +
  * j. */
 TE_FN float te__input_weight(const te_routing *t, int64_t at) { return t->weighs_input ? t->weight[at] : 1.0f; }
 TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weighs_input ? 1.0f : t->weight[at]; }
@@ -74,8 +76,8 @@ TE_FN float te__output_weight(const te_routing *t, int64_t at) { return t->weigh
 TE_FN int te__is_computed_row(const te_routing *t, int64_t row) {
     return !t->is_part || te__is_computed(t, t->slot[row]);
 }
-/* Returns the index of the router whose routed rows op i reads. The search goes back through the list, at a load to the
- * load's fork. */
+/* Returns the index of the router whose routed rows op i reads. The search goes backwards through the list of ops; from
+ * a load the search continues at the load's fork. */
 TE_API int te__router_of(const te_plan *p, int i) {
     for (i--; i >= 0 && !te__is_router(p, i);) i = p->op[i].flags & TE_IS_LOAD ? p->op[i].edge : i - 1;
     return i;
@@ -99,7 +101,8 @@ enum {
     TE_ROUTER_WARPS = TE_CUDA ? 8 : 1,
     TE_ROUTER_MAX_WARPS = TE_CUDA ? 32 : 1, /* the largest number of warps of a block of te_router_choose */
     TE_ROUTER_THREADS = TE_ROUTER_LANES * TE_ROUTER_WARPS,
-    TE_ROUTER_CHUNK = 64, /* number of tokens of a block of te_router_choose, one for each bit of a 64-bit word */
+    TE_ROUTER_CHUNK = 64, /* number of tokens that a block of te_router_choose processes, one for each bit of a 64-bit
+                           * word */
     TE_ROUTER_VALUES = TE_ROUTER_MAX_EXPERTS / TE_ROUTER_LANES, /* the largest number of experts of a lane */
     TE_ROUTER_MAX_SORTED = TE_CUDA ? 16 : 0, /* a lane with at most this many experts sorts them before the choice */
     TE_ROUTER_SPLIT = TE_CUDA ? 8 : 1, /* number of blocks of te_router_gather that copy the rows of one chunk */
@@ -109,12 +112,13 @@ enum {
 typedef struct te_router_args {
     te_routing at;
     const void *bias, *choice_bias; /* [experts] */
-    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of the same chunk have chosen this expert */
+    int32_t *rank;   /* [tokens, top_k]: how many earlier tokens of the same chunk have chosen the same expert */
     int32_t *before; /* [chunks, experts]: how many tokens of each chunk have chosen the expert; after te_router_scan,
-                      * how many tokens of all earlier chunks have */
+                      * how many tokens of all earlier chunks have chosen the expert */
     int32_t *count;  /* [experts]: how many rows each expert has */
-    const void *x;   /* for te_router_gather x, [tokens, hidden]; for te_router_sum the gradient of the routed rows */
-    void *y;         /* for te_router_gather the routed rows, te_router_sum dx, te_router_gradient dlogits */
+    const void *x;   /* input: te_router_gather reads x, [tokens, hidden]; te_router_sum reads the gradient of the
+                      * routed rows */
+    void *y;         /* output: te_router_gather stores the routed rows, te_router_sum dx, te_router_gradient dlogits */
     const float *more;    /* te_router_sum: the part of dx that comes through the logits, [tokens, hidden]; or null */
     const void *input;    /* te_router_weigh_gradient: the router's input, [tokens, hidden] */
     float *dweight;       /* the gradients of the weights, [tokens, top_k] */
@@ -125,9 +129,10 @@ typedef struct te_router_args {
     float loss_scale;
 } te_router_args;
 
-/* The warps and the threads of a block of te_router_choose. A warp processes its tokens one after the other, so in
- * decoding the kernel takes the time of one token times the tokens of a warp. With 32 warps each warp has two of the 64
- * tokens of a chunk. With more than 256 experts a block has fewer warps, because a thread needs more registers. */
+/* The numbers of warps and of threads of a block of te_router_choose. A warp processes its tokens one after the other,
+ * so in decoding the kernel takes the time of one token times the tokens of a warp. With 32 warps each warp has two of
+ * the 64 tokens of a chunk. With more than 256 experts a block has fewer warps, because a thread needs more
+ * registers. */
 #define TE__CHOOSE_WARPS(experts) ((int)(experts) <= 256 ? (int)TE_ROUTER_MAX_WARPS : (int)TE_ROUTER_WARPS)
 #define TE__CHOOSE_THREADS(experts) ((int)TE_ROUTER_LANES * TE__CHOOSE_WARPS(experts))
 /* The number of experts of a lane. */
@@ -143,7 +148,7 @@ TE_FN float te__router_of_key(uint32_t key) { return te_float_of_bits(key >> 31 
  * experts i, i + the number of lanes, and so on. */
 typedef struct te_router_keys {
     uint32_t key[TE_ROUTER_VALUES];
-    int expert[TE_ROUTER_VALUES]; /* used only if the keys are sorted; else key[v] is that of expert v * lanes + lane */
+    int expert[TE_ROUTER_VALUES]; /* used only if the keys are sorted; else key[v] belongs to expert v * lanes + lane */
 } te_router_keys;
 /* Sorts the keys of a lane in descending order; equal keys stay in the order of their experts. */
 TE_FN void te__router_sort(te_router_keys *k, const int values, te_lanes g) {
@@ -158,7 +163,7 @@ TE_FN void te__router_sort(te_router_keys *k, const int values, te_lanes g) {
             k->expert[v] = a < b ? of_b : of_a, k->expert[v + 1] = a < b ? of_a : of_b;
         }
 }
-/* Chooses the expert with the largest of a token's keys, of several the one with the lowest number, and removes its
+/* Chooses the expert with the largest key of a token (on a tie the expert with the lowest number), and removes this
  * key. The lane that had the key returns the expert, all other lanes return -1. *top becomes the key, in all lanes. */
 TE_FN int te__router_take(uint32_t *top, te_router_keys *k, const int values, te_lanes g) {
     const int is_sorted = values <= TE_ROUTER_MAX_SORTED;
@@ -177,8 +182,8 @@ TE_FN int te__router_take(uint32_t *top, te_router_keys *k, const int values, te
     } else TE_UNROLL for (int v = 0; v < values; v++) if (is_here && v == at) k->key[v] = 0;
     return is_here ? expert : -1;
 }
-/* Returns the group to which this lane's expert number v belongs. size: number of experts of a group. If size is a
- * multiple of the number of lanes, the group does not depend on the lane. */
+/* Returns the group of experts (option groups) to which the v-th expert of this lane belongs. size: number of experts
+ * of a group. If size is a multiple of the number of lanes, the group does not depend on the lane. */
 TE_FN int te__router_group(int v, const int size, te_lanes g) {
     return size % TE_ROUTER_LANES ? (v * TE_ROUTER_LANES + g.id) / size : v / (size / TE_ROUTER_LANES);
 }
@@ -231,14 +236,14 @@ TE_FN void te__router_load(te_router_row *t, const float *logits, const int expe
         if (v * TE_ROUTER_LANES + g->id < experts) t->sum += te_exp(t->logit[v] - t->max);
     te_lanes_sum(&t->sum, 1, g);
 }
-/* Returns the score of an expert, which for softmax_of_chosen is its logit. */
+/* Returns the score of an expert. For softmax_of_chosen the score is the logit. */
 TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
     if (score == TE_SCORE_softmax) return te_exp(logit - t->max) / t->sum;
     return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
 }
-/* Replaces w, the scores of a token's chosen experts, by their weights. A lane has up to `own` of the choices: numbers
- * g->id, g->id + the number of lanes, and so on. Elements of w after the last choice are 0, or -infinity for
- * softmax_of_chosen. */
+/* Replaces w, the scores of a token's chosen experts, by their weights. A lane holds the weights of up to `own`
+ * choices: the choices g->id, g->id + the number of lanes, and so on. Elements of w after the last choice are 0, or
+ * -infinity for softmax_of_chosen. */
 TE_FN void te__router_weigh(float *w, const int own, const te_router_options o, te_router_score score, float nan,
                             te_lanes *g) {
     const int divides = o.renormalise || score == TE_SCORE_softmax_of_chosen;
@@ -261,7 +266,7 @@ TE_FN void te__router_choose_of(const te_router_args *a, int64_t first, int i, u
     float *logits = a->at.logits + token * o.experts;
     const int by_score = o.choice_bias || o.groups > 1, values = te__router_values(o.experts);
     const int own = (o.top_k + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; /* number of choices of a lane */
-    /* a softmax over all logits, divided by the sum over the chosen ones, is a softmax over the chosen ones */
+    /* a softmax over all logits, divided by its sum over the chosen experts, equals a softmax over the chosen logits */
     const int of_chosen = o.score == TE_SCORE_softmax && o.renormalise && !by_score;
     const te_router_score score = of_chosen ? TE_SCORE_softmax_of_chosen : (te_router_score)o.score;
     te_router_row t;
@@ -338,17 +343,17 @@ TE_FN void te__router_count(const te_router_args *a, te_block b, const uint64_t 
         if (b.nx == 1) a->count[e] = count;
     }
     if (b.nx > 1) return;
-    te_block_sync(); /* a single chunk, as in decoding: this kernel also computes the routed rows, and no other kernel
-                      * is needed */
+    te_block_sync(); /* with a single chunk, as in decoding, this kernel also computes the routed rows, so that no other
+                      * kernel is needed */
     te__router_starts(start, a, b, experts, threads);
     for (int i = all.id; i < n * top_k; i += all.count) {
         const int row = start[a->at.expert[i]] + a->rank[i];
         a->at.row[i] = row, a->at.slot[row] = i;
     }
 }
-/* Chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads the
- * logits, writes 12 bytes for each routed row. With exchanges 1 these are the tokens of only one rank, so
- * te_router_count_chosen counts later. */
+/* A block chooses the experts of TE_ROUTER_CHUNK tokens, and counts the tokens of each expert. Memory traffic: reads
+ * the logits, writes 12 bytes for each routed row. With exchanges 1 the kernel has only this rank's tokens;
+ * te_router_count_chosen then counts the tokens of all ranks. */
 TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router_options o, te_dtype dtype,
                             const int exchanges) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
@@ -382,8 +387,9 @@ TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
 }
 TE_KERNEL_IF_USED(te_router_count_chosen, TE_ROUTER_THREADS, 1, te_router_args,
                   te_router_count_chosen_body(te_args, te_at))
-/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. A lane computes one expert, and
- * each warp of a block some of the chunks. Memory traffic: reads the counts twice, writes them once. */
+/* Replaces the counts of each chunk by the sums of the counts of all earlier chunks. Each lane of a warp works on one
+ * expert, and each warp of a block works on some of the chunks. Memory traffic: reads the counts twice, writes them
+ * once. */
 TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
     TE_SHARED int32_t warp_sum[TE_SCAN_WARPS][TE_ROUTER_LANES];
     int warp;
@@ -408,7 +414,7 @@ TE_FN void te_router_scan_body(const te_router_args *a, te_block b) {
 TE_KERNEL_IF_USED(te_router_scan, TE_ROUTER_LANES * TE_SCAN_WARPS, 1, te_router_args,
                   te_router_scan_body(te_args, te_at))
 /* Computes the indices of each token's routed rows and, if `copies`, copies the token's row of x to these rows. Memory
- * traffic: reads x, writes the routed rows and 8 bytes for each of them. */
+ * traffic: reads x, writes the routed rows and 8 bytes for each routed row. */
 TE_FN void te_router_gather(const te_router_args *a, te_block b, const te_router_options o, const int width,
                             const te_formats f, const int copies) {
     TE_SHARED int32_t start[TE_ROUTER_MAX_EXPERTS];
@@ -485,10 +491,10 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
         if (o.score == TE_SCORE_softmax) along += d[j] * s[j];
         if (o.score == TE_SCORE_sigmoid) d[j] *= s[j] * (1.0f - s[j]); /* s = sigmoid(logit) */
     }
-    /* The derivative of the loss aux_loss with respect to p_e, this token's softmax score of expert e, is share times
-     * the number of rows of e. */
-    const float scale = a->at.first ? 0.0f : a->loss_scale; /* of several ranks, only the first adds the gradients of
-                                                             * the losses */
+    /* The derivative of the loss aux_loss with respect to p_e, this token's softmax score of expert e, is `share` times
+     * the number of rows of expert e. */
+    const float scale = a->at.first ? 0.0f : a->loss_scale; /* if there are several ranks, only the first rank adds the
+                                                             * gradients of these losses */
     const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
     const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
     TE_UNROLL for (int v = 0; v < values; v++) {

@@ -32,9 +32,9 @@ TE_FN uint64_t te__sample_target(te__sample_wish w, uint64_t total) {
     const uint64_t target = te_mul_high(w.fraction, total) + w.amount;
     return target < 1 ? 1 : target > total ? total : target;
 }
-/* A selection adds amounts from the largest key down (or from the lowest token up) and finds the key (or token) at
- * which the sum reaches the target `wish`. A selection of a key finds its digits level to end - 1; prefix: the higher
- * digits, which are given. */
+/* A selection adds amounts (te__sample_sum) from the largest key down (or from the lowest token up) and finds the key
+ * (or token) at which the sum reaches the target `wish`. A key is found digit by digit (te__sample_digit): the
+ * selection finds the digits level to end - 1. prefix: the higher digits, which are given. */
 typedef struct te__sample_selection {
     te__sample_sum sum;
     int of_tokens, level, end;
@@ -48,20 +48,22 @@ TE_FN te__sample_selection te__sample_key_selection(te__sample_sum sum, int leve
     s.sum = sum, s.of_tokens = 0, s.level = level, s.end = 3, s.counted = 0, s.prefix = prefix, s.wish = wish;
     return s;
 }
-/* Returns a selection that finds a token. It has two steps: a histogram over the chunks of vectors finds the token's
- * chunk, and te__sample_walk finds the token in this chunk. */
+/* Returns a selection that finds a token. The selection has two steps: a histogram over the chunks of vectors finds the
+ * token's chunk, and te__sample_walk finds the token in this chunk. */
 TE_FN te__sample_selection te__sample_token_selection(te__sample_sum sum, te__sample_wish wish) {
     te__sample_selection s = te__sample_key_selection(sum, 2, 0, wish);
     s.of_tokens = 1;
     return s;
 }
-/* The passes that compute the keys of all tokens of a row, after mask and penalties. */
+/* The kinds of passes. Each pass computes the keys of all tokens of a row, after mask and penalties. */
 typedef enum te__sample_kind {
     TE__SAMPLE_LARGEST, /* finds the largest key and the lowest token that has it */
-    TE__SAMPLE_FIRST,   /* LARGEST, and adds the tokens that can be drawn to the histogram of digit 0 of the keys */
-    TE__SAMPLE_KEYS,    /* adds the amounts of the tokens to the histogram of a digit of the keys */
-    TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram of the chunks of vectors in which they lie */
-    TE__SAMPLE_GATHER   /* appends the tokens that the cut keeps, and whose keys are at least `least`, to the list */
+    TE__SAMPLE_FIRST,   /* like LARGEST; also counts, in a histogram of digit 0 of the keys, the tokens that can be
+                         * drawn */
+    TE__SAMPLE_KEYS,    /* adds the amounts (te__sample_sum) of the tokens to the histogram of a digit of the keys */
+    TE__SAMPLE_TOKENS,  /* adds the amounts of the tokens to a histogram that has a bin for each chunk of vectors */
+    TE__SAMPLE_GATHER   /* appends, to the token list in shared memory, the tokens that the filters keep and whose keys
+                         * are at least `least` */
 } te__sample_kind;
 /* The parameters and the results of a pass, or of a selection, which consists of several passes. */
 typedef struct te__sample_pass {
@@ -69,19 +71,22 @@ typedef struct te__sample_pass {
     te__sample_team team;
     te__sample_kind kind;
     te__sample_sum sum;      /* KEYS, TOKENS: which amounts are added */
-    te__sample_digit digit;  /* KEYS: only tokens whose higher digits equal digit.prefix are added */
+    te__sample_digit digit;  /* KEYS: only tokens whose keys have the higher digits digit.prefix are added */
     uint32_t least;          /* GATHER */
-    uint64_t best;           /* LARGEST, FIRST: the result, this lane's largest te__sample_best */
+    uint64_t best;           /* LARGEST, FIRST: the result, this lane's largest key and the token that has it
+                              * (te__sample_best) */
     te__sample_selection selection; /* the parameters of te__sample_select, whose results are `found` and `value` */
     te__sample_found found;
     uint32_t value; /* the key or the token that was found */
 } te__sample_pass;
-/* te__sample_run_pass and te__sample_select for a list's width and dtype. On CUDA they are not inlined. */
+/* Pointers to te__sample_run_pass and te__sample_select, compiled for an op list's width and dtype. On CUDA these two
+ * functions are not inlined. */
 typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
 
-/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass for the first
- * digit of the keys, masses below least_mass are added to bin 0, which keeps the total right; the cut lies in one of
- * the larger bins. Memory traffic: reads the logits and, if used, history and masks. */
+/* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass that sums masses
+ * by the first digit of the keys, a mass below least_mass is added to bin 0 instead of its own bin. The histogram's
+ * total remains right, and the selected key lies in a larger bin. Memory traffic: reads the logits and, if used,
+ * history and masks. */
 TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     te__sample_row row = p->row;
     const te__sample_team team = p->team, *const t = &team;
@@ -147,8 +152,8 @@ TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     left_out = te_warp_sum_u64(left_out);
     if (lane == 0 && left_out) te__sample_add(t->s, 0, left_out);
 }
-/* Append those tokens that the cut of p->row keeps and whose keys are at least `least` to the list. Returns 1 if all
- * these tokens fit into the list. */
+/* Appends to the token list those tokens that the filters keep (te__sample_is_kept) and whose keys are at least
+ * `least`. Returns 1 if all these tokens fit into the token list. */
 TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__sample_pass *)) {
     p->kind = TE__SAMPLE_GATHER, p->least = least;
     run(p);
@@ -158,7 +163,7 @@ TE_FN int te__sample_gather(te__sample_pass *p, uint32_t least, void (*run)(te__
 
 /* ---- selection --------------------------------------------------------------------------------------------------- */
 
-/* Return the sum of a bin over the histograms of all blocks of the row. */
+/* Returns the sum of a bin over the histograms of all blocks of the row. */
 TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     uint64_t sum = 0;
     TE_UNROLL for (int k = 0; k < TE__SAMPLE_MAX_BLOCKS; k++) { /* all loads are in flight together */
@@ -168,7 +173,7 @@ TE_FN uint64_t te__sample_bin(int bin, const te__sample_team *t) {
     }
     return sum;
 }
-/* Find the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. With
+/* Finds the bin, among the first `bins`, in which the cumulative sum of the histogram reaches the target w. With
  * descending 1 the sum begins at the last of these bins. All lanes of all blocks return the same result. If the
  * histogram is empty, bin and inside are 0. */
 TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish w, const te__sample_team *t) {
@@ -192,7 +197,7 @@ TE_FN te__sample_found te__sample_find(int descending, int bins, te__sample_wish
     te__sample_sync(t); /* wait until no block reads the histogram of another block any more */
     return t->s->found;
 }
-/* Find the token of chunk f.bin at which the sum over the chunk reaches f.rest. Every block does this redundantly. */
+/* Finds the token of chunk f.bin at which the sum over the chunk reaches f.rest. Every block does this redundantly. */
 TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sample_found f, const te__sample_team *t) {
     const int from = f.bin * TE__SAMPLE_CHUNK, to = (int)te_min(from + TE__SAMPLE_CHUNK, r->vectors);
     uint64_t rest = f.rest;
@@ -219,8 +224,8 @@ TE_FN int te__sample_walk(const te__sample_row *r, te__sample_sum sum, te__sampl
     te_block_sync();
     return token;
 }
-/* Run p->selection. p->value becomes the key or token that the selection finds; p->found.inside is 0 if all amounts are
- * 0. */
+/* Runs p->selection. p->value becomes the key or token that the selection finds; p->found.inside is 0 if all amounts
+ * are 0. */
 TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void (*pass)(te__sample_pass *)) {
     const te__sample_selection s = p->selection;
     te__sample_row row = p->row;
@@ -229,8 +234,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     row.width = width, row.dtype = dtype;
     const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
     p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
-    /* For 16-bit logits without penalties, the last ten bits of a key are determined by its sign, so the last digit
-     * needs no pass. */
+    /* For 16-bit logits without penalties, the last ten bits of a key are determined by the logit's sign, so the last
+     * digit needs no pass. */
     const int from_16_bits = te_dtype_bytes(dtype) == 2 && !row.penalised;
     const int end = s.end == 3 && !s.of_tokens && from_16_bits ? 2 : s.end;
     TE_UNROLL_1 for (int level = s.level; level < end; level++) {
@@ -242,8 +247,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     if (end < s.end) digits = digits << 10 | (digits >> 21 ? 0u : 0x3ffu);
     p->value = s.of_tokens ? (uint32_t)te__sample_walk(&row, s.sum, p->found, &p->team) : digits;
 }
-/* Move the cut of r to the key that a selection has found. If only some of the tokens with this key are to be kept,
- * namely the lowest ones, returns their number; otherwise returns 0. */
+/* Move the cut of row r (cut_key, cut_token) to the key that a selection has found. If only some of the tokens with
+ * this key are to be kept, returns how many; these are the tokens with the lowest indices. Otherwise returns 0. */
 TE_FN uint64_t te__sample_cut_at(te__sample_row *r, te__sample_sum sum, uint32_t key, te__sample_found f) {
     if (!f.inside) return 0;
     const uint64_t each = sum == TE__SAMPLE_COUNT ? 1 : te__sample_mass(r, key);

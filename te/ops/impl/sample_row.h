@@ -26,7 +26,8 @@ enum {
     TE__SAMPLE_WARP = TE_CUDA ? 32 : 1,
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
-    TE__SAMPLE_LIST = 2048,  /* capacity of the list, in shared memory, of the tokens that the filters may still keep */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the token list, in shared memory: the tokens that the filters may still
+                              * keep */
     /* number of segments into which each lane divides its vectors in the first pass; the lane stores the largest key of
      * each segment */
     TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
@@ -38,7 +39,7 @@ enum {
 #define TE__SAMPLE_AHEAD(dtype) (!TE_CUDA ? 1 : (dtype) == TE_f32 ? 2 : 4)
 enum {
     TE__SAMPLE_MAX_AHEAD = TE_CUDA ? 4 : 1,
-    TE__SAMPLE_PREFETCH = 4 /* the first pass prefetches vectors this many loads before it loads them */
+    TE__SAMPLE_PREFETCH = 4 /* number of loads by which the prefetches of the first pass run ahead */
 };
 /* A key is a logit mapped to a 32-bit unsigned integer; larger logits have larger keys. Only tokens whose keys lie
  * between the keys of -infinity and of NaN can be drawn. */
@@ -64,28 +65,30 @@ typedef struct te__sample_found {
 
 /* The result of the first pass over the vectors of one block. The blocks of a row exchange these results. */
 typedef struct te__sample_part {
-    uint64_t best;               /* the largest te__sample_best */
+    uint64_t best;               /* the largest key and the token that has it (te__sample_best) */
     uint32_t raw;                /* the largest key of the plain logits, without mask and penalties */
-    uint32_t bound_k, bound_top; /* te__sample_bound, for top-k and for te_sampling.top */
+    uint32_t bound_k, bound_top; /* the results of te__sample_bound for top-k and for te_sampling.top */
 } te__sample_part;
 
-/* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. While there is no
- * histogram, `low` has the vectors with tokens for the list (te__sample_note), and `high` has the largest key of each
- * segment of each lane, [segment, lane] (te__sample_first_pass). */
+/* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. In passes without a
+ * histogram, `low` holds the numbers of those vectors that have tokens for the token list (te__sample_note), and
+ * `high`, as [segment, lane], holds the largest key of each segment of each lane (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
-    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: a te__sample_best of each token; only in a row's first block */
+    uint64_t list[TE__SAMPLE_LIST]; /* [listed]: the key and the index of each token (te__sample_best); only in a row's
+                                     * first block */
     uint32_t lane_key[2][TE_SAMPLE_THREADS]; /* the largest key of each lane: [0] after mask and penalties, [1] of the
                                               * plain logits */
     te__sample_part part[TE__SAMPLE_MAX_BLOCKS]; /* [block] */
     uint64_t mass[TE__SAMPLE_MAX_BLOCKS][TE_SAMPLE_THREADS / TE__SAMPLE_WARP]; /* [block, warp]: sums of masses of plain
                                                                                * logits; only in a row's first block */
     te__sample_found found;
-    uint64_t total; /* a sum of masses over the list */
-    uint32_t noted;  /* number of vectors noted in `low`; if it exceeds the size of `low`, some were dropped */
-    uint32_t listed; /* number of entries appended to the list; if it exceeds the list's capacity, some were dropped */
-    uint32_t kept;   /* number of tokens of the list that the filters keep */
-    uint32_t overflow; /* 1 if a block of the row has dropped an entry, because the list was full */
+    uint64_t total; /* a sum of masses over the token list */
+    uint32_t noted;  /* number of vectors noted in `low`; if more than the size of `low`, some vectors were dropped */
+    uint32_t listed; /* number of entries appended to the token list; if more than the list's capacity, some entries
+                      * were dropped */
+    uint32_t kept;   /* number of tokens of the token list that the filters keep */
+    uint32_t overflow; /* 1 if a block of the row has dropped an entry, because the token list was full */
     int token;
 } te__sample_shared;
 typedef struct te__sample_registers { int none; } te__sample_registers;
@@ -111,9 +114,9 @@ TE_FN void te__sample_sync(const te__sample_team *t) {
 #endif
     __syncthreads();
 }
-/* Arrive at a barrier of all blocks of the row. te__sample_wait waits until all blocks have arrived. Only after that is
- * it certain that every block has started and that other blocks may store to its shared memory. If the row has a single
- * block, both functions do nothing. */
+/* Arrive at a barrier of all blocks of the row. te__sample_wait waits until all blocks have arrived. Only after
+ * te__sample_wait is it certain that every block has started, so only then may a block store to the shared memory of
+ * other blocks. If the row has a single block, both functions do nothing. */
 TE_FN void te__sample_arrive(const te__sample_team *t) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -128,7 +131,7 @@ TE_FN void te__sample_wait(const te__sample_team *t) {
     (void)t;
 #endif
 }
-/* Return the address of the shared memory of the row's block number `rank`. */
+/* Returns the address of the shared memory of the row's block number `rank`. */
 TE_FN te__sample_shared *te__sample_peer(const te__sample_team *t, int rank) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     if (t->blocks > 1) {
@@ -144,7 +147,7 @@ TE_FN void te__sample_add(te__sample_shared *s, int bin, uint64_t amount) {
     const uint32_t high = (uint32_t)(amount >> 32) + (old + low < old ? 1u : 0u);
     if (high) atomicAdd(&s->high[bin], high);
 }
-/* Add amount[k] to bin[k] of the histogram, for all k. The atomic operations that return a value are in flight
+/* Adds amount[k] to bin[k] of the histogram, for all k. The atomic operations that return a value are in flight
  * together. */
 TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_t amount[8]) {
     uint32_t old[8];
@@ -158,13 +161,13 @@ TE_FN void te__sample_add8(te__sample_shared *s, const int bin[8], const uint64_
 TE_FN void te__sample_count(te__sample_shared *s, int bin) { atomicAdd(&s->low[bin], 1u); }
 TE_FN uint32_t te__sample_ticket(uint32_t *count) { return atomicAdd(count, 1u); }
 TE_FN float te__sample_divide(float a, float b) { return __fdiv_rn(a, b); }
-/* Return the largest number of a vector, or NaN if one of them is NaN. */
+/* Returns the largest number of a vector, or NaN if one of the numbers is NaN. */
 TE_FN float te__sample_max(const float x[8]) {
     float max = x[0];
     TE_UNROLL for (int k = 1; k < 8; k++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(max) : "f"(x[k]));
     return max;
 }
-/* Return the larger of x and `low`, or `low` if x is NaN. */
+/* Returns the larger of x and `low`, or `low` if x is NaN. */
 TE_FN float te__sample_at_least(float x, float low) { return fmaxf(x, low); }
 #else
 TE_FN void te__sample_sync(const te__sample_team *t) { (void)t; }
@@ -196,29 +199,29 @@ TE_FN float te__sample_at_least(float x, float low) { return x > low ? x : low; 
 /* Products are added only by explicit fmaf: if the compiler could choose whether to contract a * b + c to an FMA, the
  * last bit could differ between targets. */
 
-/* Return the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
+/* Returns the key of the logit x. Larger logits have larger keys, and -0 has the same key as 0. */
 TE_FN uint32_t te__sample_key(float x) {
     const uint32_t u = te_bits_of_float(x + 0.0f);
     return x != x ? TE__SAMPLE_KEY_NAN : u ^ ((uint32_t)((int32_t)u >> 31) | 0x80000000u);
 }
-/* Return whether a row whose largest key is `top` has tokens that can be drawn. */
+/* Returns whether a row whose largest key is `top` has tokens that can be drawn. */
 TE_FN int te__sample_is_usable(uint32_t top) { return top > TE__SAMPLE_KEY_MINUS_INF && top != TE__SAMPLE_KEY_NAN; }
-/* Return the key or, if it is smaller, the smallest key that can be drawn. */
+/* Returns `key`, but at least the smallest key that can be drawn. */
 TE_FN uint32_t te__sample_drawable(uint32_t key) {
     return key > TE__SAMPLE_KEY_MINUS_INF ? key : TE__SAMPLE_KEY_MINUS_INF + 1;
 }
 TE_FN float te__sample_logit(uint32_t key) {
     return te_float_of_bits(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
-/* Returns a lower bound for the keys of the tokens that min-p keeps: the logit of such a token is at least that of the
- * most likely token plus temperature * ln(min_p). top: the key of the most likely token. The 0.01 is a margin that
- * exceeds the rounding errors. */
+/* Returns a lower bound for the keys of the tokens that min-p keeps: the logit of such a token is at least the largest
+ * logit plus temperature * ln(min_p). top: the key of the most likely token. The 0.01 is a margin that exceeds the
+ * rounding errors. */
 TE_FN uint32_t te__sample_least_of_min_p(uint32_t top, float min_p, float temperature) {
     const float log_of = (log2f(fminf(min_p, 1.0f)) - 0.01f) / TE__SAMPLE_LOG2E;
     return te__sample_drawable(te__sample_key(te__sample_logit(top) + log_of * temperature));
 }
-#define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: a float of this size is an integer */
-/* Return p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
+#define TE__SAMPLE_ROUNDS 12582912.0f /* 1.5 * 2^23: adding this number rounds a float to an integer */
+/* Returns p such that p * 2^n is 2^(d * scale), with a relative error of 1e-7, if |d * scale| < 2^21. *shifted is a
  * float whose low bits hold the integer n, because adding 1.5 * 2^23 rounds d * scale to n. p is computed by a Taylor
  * series. */
 TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
@@ -230,14 +233,15 @@ TE_FN float te__sample_exp2(float *shifted, float d, float scale) {
     p = fmaf(p, f, 5.5504109e-2f), p = fmaf(p, f, 2.4022651e-1f), p = fmaf(p, f, 6.9314718e-1f);
     return fmaf(p, f, 1.0f);
 }
-/* The sum of at most 128 exponentials: high counts units of 2^-20, low units of 2^-43, both modulo 2^32. Each term also
- * adds an offset to both, which te__sample_without_offsets removes. */
+/* A sum of at most 128 exponentials, as two integers modulo 2^32: `high` counts units of 2^-20, `low` counts units of
+ * 2^-43. Each term also adds an offset to both integers; te__sample_without_offsets removes these offsets. */
 typedef struct te__sample_sums { uint32_t high, low; } te__sample_sums;
-#define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: a float of this size is a multiple of 2^-20 */
-#define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: a multiple of 2^-43 */
-/* Add 2^(d * scale), -57 <= d * scale <= 0, rounded to a multiple of 2^-43. Adding an offset rounds a float to a
- * multiple of the unit, and the bits of the result, taken as an integer, count the units; all other operations are
- * exact. Most of these instructions run on the FMA pipe, which has twice the throughput of the integer pipe. */
+#define TE__SAMPLE_HIGH_OFFSET 12.0f             /* 1.5 * 2^3: adding it rounds a float to a multiple of 2^-20 */
+#define TE__SAMPLE_LOW_OFFSET 1.430511474609375e-6f /* 1.5 * 2^-20: rounds to a multiple of 2^-43 */
+/* Adds 2^(d * scale) to the sum, rounded to a multiple of 2^-43. d * scale must lie in [-57, 0]. Adding one of the two
+ * offsets above rounds a float to a multiple of 2^-20 or 2^-43, and the bits of the result, taken as an integer, count
+ * these multiples. All other operations are exact. Most of these instructions run on the FMA pipe, which has twice the
+ * throughput of the integer pipe. */
 TE_FN void te__sample_add_exp2(te__sample_sums *s, float d, float scale) {
     TE__SUMS_AS_WRITTEN float shifted;
     const uint32_t p = te_bits_of_float(te__sample_exp2(&shifted, d, scale));
@@ -251,7 +255,7 @@ TE_FN te__sample_sums te__sample_without_offsets(te__sample_sums s, uint32_t ter
     s.low -= terms * te_bits_of_float(TE__SAMPLE_LOW_OFFSET);
     return s;
 }
-/* Return a sum without offsets as a mass: in units of 2^-44. */
+/* Returns a sum without offsets as a mass, an integer number of units of 2^-44. */
 TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
     return ((uint64_t)s.high << 24) + (uint64_t)((int64_t)(int32_t)s.low * 2);
 }
@@ -259,7 +263,8 @@ TE_FN uint64_t te__sample_mass_of_sums(te__sample_sums s) {
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
 /* te__sample_penalised returns the logit x after the penalties, for a token that was generated `count` times or is in
- * the prompt. The function is not inlined, because few tokens need it and a pass would contain its code eight times. */
+ * the prompt. The function is not inlined, because few tokens need the function, and a pass would contain the
+ * function's code eight times. */
 typedef struct te__sample_penalties { float repetition, frequency, presence; } te__sample_penalties;
 #if TE_CUDA
 TE_IF_USED __device__ __noinline__ float te__sample_penalised(te__sample_penalties p, float x, uint32_t count) {
@@ -270,8 +275,8 @@ TE_FN float te__sample_penalised(te__sample_penalties p, float x, uint32_t count
     return count ? fmaf(-p.frequency, (float)count, x) - p.presence : x;
 }
 
-/* One row of logits and its cut, which says which tokens the filters keep: all tokens whose key is above cut_key, and
- * of the tokens whose key equals cut_key those up to cut_token. */
+/* One row of logits and its cut, which says which tokens the filters keep: all tokens whose key is above cut_key, and,
+ * of the tokens whose key equals cut_key, those up to cut_token. */
 typedef struct te__sample_row {
     const te__sample_args *a;
     int64_t at;              /* offset of the row's first element in x */
@@ -319,8 +324,8 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     r.cut_key = TE__SAMPLE_KEY_MINUS_INF, r.cut_token = -1;
     return r;
 }
-/* Set the penalties of the row. This is not done in te__sample_row_of, so that the first logits can be loaded before
- * the parameters have arrived. */
+/* Sets the penalties of the row. The penalties are not set in te__sample_row_of, so that the first logits can be loaded
+ * before the parameters have arrived. */
 TE_FN void te__sample_penalise(te__sample_row *r) {
     const te_sampling *o = &r->a->of;
     r->penalties.repetition = te__sample_param(o->repetition_penalty, r->row, 1.0f);
@@ -328,13 +333,14 @@ TE_FN void te__sample_penalise(te__sample_row *r) {
     r->penalties.presence = te__sample_param(o->presence_penalty, r->row, 0.0f);
     r->penalised = r->penalties.repetition != 1.0f || r->penalties.frequency != 0.0f || r->penalties.presence != 0.0f;
 }
-/* Return row r without mask and penalties: the logits as the model computed them. top: their largest key. */
+/* Returns row r without mask and penalties: the logits as the model computed them. top: the largest key of these
+ * logits. */
 TE_FN te__sample_row te__sample_raw_row(te__sample_row r, uint32_t top) {
     r.penalised = 0, r.allowed = 0, r.top = top;
     return r;
 }
 
-/* Return bits `from` to from + n - 1 of a mask in the low n bits of the result, n <= 8. The other bits of the result
+/* Returns bits `from` to from + n - 1 of a mask in the low n bits of the result, n <= 8. The other bits of the result
  * are undefined. */
 TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     const int word = from / 32, shift = from % 32;
@@ -343,9 +349,9 @@ TE_FN uint32_t te__sample_bits(const uint32_t *mask, int from, int n) {
     return bits;
 }
 /* Returns the format of a vector in registers: on CUDA the format of the logits, on the host f32, because the host
- * converts a vector as soon as it has loaded it. */
+ * converts each vector right after loading. */
 TE_FN te_dtype te__sample_format(const te__sample_row *r) { return TE_CUDA ? r->dtype : TE_f32; }
-/* Load vector v. Elements beyond the end of the row become -infinity, even if the whole vector lies beyond the end. */
+/* Loads vector v. Elements beyond the end of the row become -infinity, even if the whole vector lies beyond the end. */
 TE_FN void te__sample_load(te_vec8 *e, const te__sample_row *r, int v) {
     const te_dtype format = te__sample_format(r);
     const uint32_t half = format == TE_bf16 ? 0xff80u : 0xfc00u; /* -infinity in 16 bits */
@@ -377,8 +383,8 @@ TE_FN void te__sample_fetch(te__sample_held *h, const te__sample_row *r, int i) 
     TE_UNROLL for (int j = 0; j < TE__SAMPLE_AHEAD(r->dtype); j++)
         te__sample_load(&h->e[j], r, te__sample_vector(r, i, j));
 }
-/* Compute the keys of vector v, which has the elements e, after mask and penalties: key[k] belongs to token *token + k,
- * and cannot be drawn if that token is not allowed or lies beyond the row's end. */
+/* Computes the keys of vector v, which has the elements e, after mask and penalties: key[k] belongs to token *token +
+ * k, and cannot be drawn if that token is not allowed or lies beyond the row's end. */
 TE_FN void te__sample_keys_of(uint32_t key[8], int *token, const te__sample_row *r, const te_vec8 *e, int v) {
     const te_columns c = te_columns_at(r->first + 8 * v, r->width);
     float x[8];
@@ -396,31 +402,32 @@ TE_FN void te__sample_keys_of(uint32_t key[8], int *token, const te__sample_row 
     const uint32_t allowed = r->allowed && v < r->vectors ? te__sample_bits(r->allowed, c.from, c.n) : 0xffu;
     TE_UNROLL for (int k = 0; k < 8; k++) key[k] = allowed >> k & 1 ? te__sample_key(x[k]) : 0;
 }
-/* Load vector v, and compute its keys. */
+/* Loads vector v, and computes its keys. */
 TE_FN void te__sample_keys(uint32_t key[8], int *token, const te__sample_row *r, int v) {
     te_vec8 e;
     te__sample_load(&e, r, v);
     te__sample_keys_of(key, token, r, &e, v);
 }
-/* Return key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
+/* Returns key and token as one number, which is larger for a larger key and, if keys are equal, for a lower token. */
 TE_FN uint64_t te__sample_best(uint32_t key, int token) { return (uint64_t)key << 32 | (uint32_t)~token; }
 TE_FN int te__sample_best_token(uint64_t best) { return (int)~(uint32_t)best; }
 
-/* The mass of the token with this key: 2^44 for the largest key of the row, even for +infinity. */
+/* Returns the mass of a token with this key. The largest key of the row has the mass 2^44, even if its logit is
+ * +infinity. */
 TE_FN uint64_t te__sample_mass(const te__sample_row *r, uint32_t key) {
     te__sample_sums s = {0, 0};
     const float d = key == r->top ? 0.0f : te__sample_logit(key) - te__sample_logit(r->top);
     te__sample_add_exp2(&s, te__sample_at_least(d, r->lowest), r->scale);
     return te__sample_mass_of_sums(te__sample_without_offsets(s, 1));
 }
-/* What a pass adds up over the tokens that the cut keeps: the number of these tokens (COUNT), the number of kept tokens
- * whose key is cut_key (TIES), the masses of the kept tokens (MASS), or the masses of the kept tokens that can be drawn
- * (DRAW). */
+/* The amounts that a pass adds up over the tokens that the filters keep (te__sample_is_kept). COUNT: 1 for each kept
+ * token; TIES: 1 for each kept token whose key is cut_key; MASS: the mass of each kept token; DRAW: the mass of each
+ * kept token that can be drawn. */
 typedef enum te__sample_sum { TE__SAMPLE_COUNT, TE__SAMPLE_TIES, TE__SAMPLE_MASS, TE__SAMPLE_DRAW } te__sample_sum;
 TE_FN int te__sample_is_kept(const te__sample_row *r, uint32_t key, int token) {
     return (key > r->cut_key) | ((key == r->cut_key) & (token <= r->cut_token));
 }
-/* Compute the amounts of eight tokens, of which the first is `token`. There are no branches on a token, so that the
+/* Computes the amounts of eight tokens, of which the first is `token`. There are no branches on a token, so that the
  * arithmetic of all eight is in flight together. */
 TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const uint32_t key[8], int token,
                               te__sample_sum sum) {
@@ -439,10 +446,11 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
 /* ---- the passes over plain logits -------------------------------------------------------------------------------- */
 
 /* The kernel's code barely fits the instruction cache, so code that few rows need is not inlined in the loops that all
- * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and the
- * lists of unusual rows are computed in separate passes, which share one loop, te__sample_run_pass. */
+ * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and,
+ * for unusual rows, the token list are computed in separate passes, which share one loop, te__sample_run_pass. */
 
-/* Prefetch the vectors of load number i to the L2: the loads of two passes alone do not hide the latency of DRAM. */
+/* Prefetch the vectors of load number i to the L2, because the loads in flight alone do not hide the latency of
+ * DRAM. */
 TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_team *t) {
     const int line = 16 / (int)te_dtype_bytes(r->dtype); /* vectors in 128 bytes */
     TE_UNROLL for (int j = 0; j < TE__SAMPLE_AHEAD(r->dtype); j++) {
@@ -451,7 +459,8 @@ TE_FN void te__sample_prefetch(const te__sample_row *r, int i, const te__sample_
             te_prefetch(r->a->x, r->at + te_max(r->first + 8 * v, 0), r->dtype);
     }
 }
-/* Returns whether the row has at least one load for each segment of the first pass. */
+/* Returns whether the row is long: each lane then makes at least TE__SAMPLE_SEGMENTS loads in a pass, so that each
+ * segment of the first pass has at least one load. */
 TE_FN int te__sample_is_long(const te__sample_row *r) { return r->loads >= TE__SAMPLE_SEGMENTS; }
 /* The result of the first pass for one lane: the largest key of the logits that the lane has read, and the vector in
  * which this key first occurs. */
@@ -482,8 +491,8 @@ TE_FN te__sample_largest te__sample_first_pass_of(te__sample_held *h, const te__
     if (r->loads > 1) te__sample_fetch(h, r, 0);
     return largest;
 }
-/* There are two copies of the loop, so that short rows run no code for segments. With that code, a single row of 152064
- * logits would take half a microsecond more than its 15. */
+/* There are two copies of the loop, so that short rows run no code for segments. With the code for segments, a single
+ * row of 152064 logits would take 15.5 instead of 15 microseconds. */
 TE_FN te__sample_largest te__sample_first_pass(te__sample_held *h, const te__sample_row *r, const te__sample_team *t) {
     return te__sample_is_long(r) ? te__sample_first_pass_of(h, r, 1, t) : te__sample_first_pass_of(h, r, 0, t);
 }
@@ -497,12 +506,13 @@ TE_FN int te__sample_token_of(const te__sample_row *r, int v, uint32_t key) {
     TE_UNROLL for (int k = 7; k >= 0; k--) first = te__sample_key(x[k]) == key ? k : first;
     return te_columns_at(r->first + 8 * v, r->width).from + first;
 }
-/* Tell all blocks of the row that the list is too short. */
+/* Tell all blocks of the row that the token list is too short. */
 TE_FN void te__sample_overflow(const te__sample_team *t) {
     TE_UNROLL_1 for (int k = 0; k < t->blocks; k++) te__sample_peer(t, k)->overflow = 1;
 }
-/* Append those tokens of vector v that the cut of r keeps and whose keys are at least `least` to the list in the first
- * block. If the list is full, the tokens are dropped, and `overflow` is set in all blocks. */
+/* Append, to the token list in the row's first block, those tokens of vector v that the filters keep
+ * (te__sample_is_kept) and whose keys are at least `least`. If the token list is full, the tokens are dropped, and
+ * `overflow` is set in all blocks. */
 TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, const te__sample_team *t) {
     te__sample_shared *first = te__sample_peer(t, 0);
     uint32_t key[8], place;
@@ -516,7 +526,7 @@ TE_FN void te__sample_append(const te__sample_row *r, int v, uint32_t least, con
         else te__sample_overflow(t);
     }
 }
-/* Records in `low` that vector v has tokens for the list. A pass only records such vectors; after the pass
+/* Records in `low` that vector v has tokens for the token list. A pass only records such vectors; after the pass
  * te__sample_append_noted appends their tokens, one vector for each lane. Appending within the pass would make a warp
  * wait for each such vector. */
 TE_FN void te__sample_note(int v, const te__sample_team *t) {
@@ -534,8 +544,8 @@ TE_FN void te__sample_append_noted(const te__sample_row *r, uint32_t least, cons
         te__sample_append(r, (int)t->s->low[i], least, t);
 }
 /* The second pass. Returns this lane's sum of the masses of the plain logits, whose largest key is raw_top. Appends the
- * tokens whose plain keys are at least `least` to the list or, if `least` is 0, no tokens. *h: the vectors of load
- * 0. */
+ * tokens whose plain keys are at least `least` to the token list or, if `least` is 0, no tokens. *h: the vectors of
+ * load 0. */
 TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                       const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -565,12 +575,13 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
     return sum;
 }
 
-/* Returns whether te__sample_plain_chunks computes the sum for r: the filters keep all tokens that can be drawn. */
+/* Returns whether row r is plain: the row has no mask and no penalties, and the filters keep all tokens that can be
+ * drawn. te__sample_plain_chunks computes the sums of plain rows. */
 TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
     return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
            r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;
 }
-/* For rows that are plain: adds the masses to a histogram of the chunks of vectors in which the tokens
+/* For plain rows (te__sample_is_plain): adds the masses to a histogram of the chunks of vectors in which the tokens
  * lie, as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
 TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_team *t) {
     te__sample_held held, *const h = &held;

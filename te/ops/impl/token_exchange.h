@@ -11,11 +11,12 @@
  * instead of N - 1 rows in an all-gather.
  *
  *   host                MPI messages: the rows for a rank are packed, in the order of the tokens.
- *   CUDA, mapped memory (te_comm_config.overlap_bytes) A kernel stores the rows in the memory of the other ranks,
- *                       between two barriers: the handshake says that the memory is free, te__token_arrival that all
- *                       rows have arrived. The host reads no count.
- *   CUDA, otherwise     All-gather replaces the dispatch, and reduce-scatter the return: they send a row for each token
- *                       to each rank. With messages of NCCL the host would have to read the number of rows.
+ *   CUDA, mapped memory (te_comm_config.overlap_bytes): a kernel stores the rows in the memory of the other ranks,
+ *                       between two barriers. The first barrier, the handshake, says that the memory is free; the
+ *                       second, te__token_arrival, says that all rows have arrived. The host reads no count.
+ *   CUDA, otherwise     All-gather replaces the dispatch, and reduce-scatter the return. These collectives send a row
+ *                       of each token to each rank. Messages of NCCL are not used, because the host would have to read
+ *                       the number of rows.
  */
 #ifndef TE_OPS_TOKEN_EXCHANGE_H
 #define TE_OPS_TOKEN_EXCHANGE_H
@@ -118,8 +119,8 @@ TE_FN void te_token_send_body(const te_token_send_args *a, te_block b) {
         if (te__token_visits(expert, a->top_k, a->experts, a->rank)) te__token_copy(to, row, a->row_bytes, lane);
         return;
     }
-    for (int k = 0; k < a->ranks; k++) { /* each rank begins with another destination, so that they do not all store to
-                                          * the same rank at once */
+    for (int k = 0; k < a->ranks; k++) { /* each rank begins with a different destination, so that not all ranks store
+                                          * to the same rank at once */
         const int to = (a->rank + k) % a->ranks;
         if (!k || te__token_visits(expert, a->top_k, a->experts, to))
             te__token_copy(a->to[to] + token * a->row_bytes, row, a->row_bytes, lane);
@@ -138,9 +139,9 @@ TE_API void te__token_send_args_of(te_token_send_args *a, const te_token_exchang
 }
 
 #if TE_HAS_COMM_OVERLAP
-/* Tells all other ranks that this rank has stored its rows, and waits until all other ranks have done so. te_token_send
- * has finished before, because it is an earlier kernel of the same stream. This kernel has a single block, so that
- * waiting occupies only one multiprocessor. */
+/* Tells all other ranks that this rank has stored its rows, and waits until all other ranks have stored their rows. The
+ * kernel te_token_send has already finished, because it precedes this kernel in the same stream. This kernel has a
+ * single block, so that waiting occupies only one multiprocessor. */
 TE_FN void te__token_arrival_body(const te__handshake_args *a) {
     const int id = (int)threadIdx.x;
     uint32_t *own = a->flags[a->rank];
@@ -156,8 +157,8 @@ TE_API te__overlap_memory *te__token_memory(const te_token_exchange *e) {
     te__overlap_memory *m = e->group->size > 1 ? e->group->memory : 0;
     return m && (size_t)(e->tokens * te__token_row_bytes(e)) <= m->capacity ? m : 0;
 }
-/* Stores this rank's rows in the mapped memory of the other ranks, and waits until their rows are in this rank's mapped
- * memory. */
+/* Stores this rank's rows in the mapped memory of the other ranks, and waits until the other ranks' rows are in this
+ * rank's mapped memory. */
 TE_IF_USED TE_API te_status te__tokens_send(const te_token_exchange *e, const te__overlap_memory *m, const void *from,
                                             int home, te_context *ctx) {
     te_token_send_args a;
@@ -177,7 +178,7 @@ TE_IF_USED TE_API te_status te__tokens_send(const te_token_exchange *e, const te
 
 /* Packs the rows of those tokens of rank `home` that have an expert on rank `visited`: copies them from `rows`, which
  * begins with the row of home's first token, to `packed`. With `unpacks` the function copies from `packed` to `rows`;
- * with `packed` null it copies nothing. Returns the number of bytes of these rows. */
+ * with `packed` null the function copies nothing. Returns the number of bytes of these rows. */
 TE_API int64_t te__tokens_pack(const te_token_exchange *e, int home, int visited, char *rows, char *packed,
                                int unpacks) {
     const int64_t n = e->tokens / e->group->size, bytes = te__token_row_bytes(e);
@@ -195,8 +196,9 @@ TE_API void te__transfer_add(te_transfer *t, int *count, char *data, int64_t byt
     if (bytes > 0) t->data = data, t->bytes = bytes, t->peer = peer, t->is_received = is_received;
 }
 /* Sends rows to the other ranks, and receives rows from them. With home 0 the rows go to the ranks of the experts:
- * `from` is [tokens of this rank, width], `to` is [tokens, width]. With home 1 they go back to the tokens' ranks:
- * `from` is [tokens, width], `to` is [ranks, tokens of this rank, width]. packed: memory for 2 * tokens rows. */
+ * `from` is [tokens of this rank, width], `to` is [tokens, width]. With home 1 the rows go back to the ranks of the
+ * tokens: `from` is [tokens, width], `to` is [ranks, tokens of this rank, width]. packed: memory for 2 * tokens
+ * rows. */
 TE_API te_status te__tokens_exchange(const te_token_exchange *e, void *to, const void *from, int home, void *packed,
                                      te_context *ctx) {
     const int rank = e->group->rank, ranks = e->group->size;
@@ -233,7 +235,8 @@ TE_API size_t te__token_scratch_bytes(int64_t tokens, int width, te_dtype dtype)
     return TE_CUDA ? 0 : 3 * (size_t)(tokens * width) * te_dtype_bytes(dtype);
 }
 /* Sends this rank's rows to the ranks of their experts. own: the rows of this rank's tokens. all: [tokens, width],
- * receives the rows of other ranks that have an expert on this rank, and a copy of all of this rank's rows. */
+ * receives the rows of those tokens of other ranks that have an expert on this rank, and a copy of all rows of this
+ * rank. */
 TE_IF_USED TE_API te_status te__tokens_dispatch(const te_token_exchange *e, void *all, const void *own, void *scratch,
                                                 te_context *ctx) {
 #if TE_HAS_COMM_OVERLAP
@@ -248,7 +251,7 @@ TE_IF_USED TE_API te_status te__tokens_dispatch(const te_token_exchange *e, void
 }
 /* Returns this rank's partial sums to the tokens' ranks, and sets a->part and a->parts for the kernel te_token_sum.
  * all: [tokens, width], this rank's partial sums, which are 0 for tokens without an expert on this rank; the function
- * may overwrite them. */
+ * may overwrite `all`. */
 TE_IF_USED TE_API te_status te__tokens_return(te_token_sum_args *a, const te_token_exchange *e, void *all,
                                               void *scratch, te_context *ctx) {
     const int64_t rank_tokens = e->tokens / e->group->size, rank_bytes = rank_tokens * te__token_row_bytes(e);
@@ -285,7 +288,7 @@ TE_IF_USED TE_API te_status te__dispatch_rows(te_value *v, te_run *r, const te_t
     return r->dry ? TE_OK : te__tokens_dispatch(e, all.data, own, scratch, r->ctx);
 }
 /* Computes y for each token of this rank: the sum of the token's rows of `all` over the ranks of its experts, plus
- * `more`, [tokens of this rank, width], unless it is null. all: see te__tokens_return. */
+ * `more`, [tokens of this rank, width], unless `more` is null. all: see te__tokens_return. */
 TE_IF_USED TE_API te_status te__return_rows(te_value y, te_run *r, const te_token_exchange *e, te_value all,
                                             const float *more) {
     te_token_sum_args a;
