@@ -203,8 +203,8 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 enum {
     TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans (descriptors and algorithm) a context
                                * caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* the largest number of steps of plans (an op, or several fused ops, each) whose
-                               * strategies a context caches */
+    TE_GEMM_MAX_CHOICES = 128 /* the largest number of strategies that a context caches, one for each step of a model
+                               * (a step is an op, or several fused ops) */
 };
 
 /* A GEMM whose candidates were timed, and the result of the timing. A GEMM that is timed has contiguous tensors aligned
@@ -273,8 +273,8 @@ typedef enum te_gemm_strategy {
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
-/* The strategy that was chosen by timing, for a step of a plan or for an FP8 GEMM that is not part of a fused pattern.
- * For such an FP8 GEMM TE_STRATEGY_BARE stands for cuBLASLt, and TE_STRATEGY_CUSTOM for the custom kernel. */
+/* The strategy that was chosen by timing, either for a fused pattern or for a single FP8 GEMM. For a single FP8 GEMM
+ * TE_STRATEGY_BARE means that cuBLASLt computes it, and TE_STRATEGY_CUSTOM that a kernel of this library does. */
 typedef struct te_gemm_choice {
     /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands (te__operands_text), as in
      * "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
@@ -311,9 +311,8 @@ typedef enum te_epilogue_outputs {
 } te_epilogue_outputs;
 /* The state that a thread of a GEMM kernel carries from one call of the epilogue to the next. */
 typedef struct te_epilogue_state {
-    /* for the gradients of bias and scale: for each of the eight columns, the sum over the rows that this thread has
-     * processed. Each call of the epilogue adds the elements of its row; the kernel then adds up the sums of all
-     * threads */
+    /* partial sums of the gradient of a bias or a scale. All calls of a thread process the same eight columns; each
+     * call adds the eight elements of its row to these sums, and the kernel then adds up the sums of all threads */
     float sum[8];
     /* the largest magnitude that this thread has stored in FP8, as the bit pattern of a float (core/lanes.h); 0 before
      * the first call */

@@ -1,6 +1,7 @@
 /* gemm_comm_overlap.h -- matrix products that overlap a collective of the tensor group, on Hopper: the memory that all
  * ranks map, the flags by which one rank signals to another that it has written data, the handshake, and the copies of
- * a gather. The kernel is in gemm_sm90.h. N ranks share m rows; each rank owns rank_rows = m / N of them.
+ * a gather. The kernel is in gemm_sm90.h. Each of the N ranks owns rank_rows = m / N of the m rows of A (gather) or of
+ * D (scatter).
  *
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
@@ -52,18 +53,21 @@ enum {
     /* Block 0 of each rank's memory begins with flags of 32 bits. A TE_FLAG_ constant is the index of the first flag of
      * one kind; its comment gives the shape of the array of these flags and their meaning. `rank` is the rank that
      * writes the flag. */
-    /* [rank]: the last epoch (number of a handshake) in which `rank` has said that the other ranks may write to its
-     * memory */
+    /* one flag per rank: the last epoch (number of a handshake) in which rank `rank` has allowed the other ranks to
+     * write to its memory */
     TE_FLAG_READY = 0,
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once this chunk of `rank`'s rows has arrived */
-    /* one flag, which only the rank itself writes: the number of handshakes so far, which is the current epoch */
+    /* a single flag, written only by the rank in whose memory it lies: the number of handshakes so far, which is the
+     * current epoch */
     TE_FLAG_EPOCH = 256,
-    /* [rank]: set to 1 by a stream of that rank, as a test that its streams can write to this rank's memory */
+    /* one flag per rank: set to 1 by a stream of rank `rank`, to test whether its streams can write to the memory in
+     * which the flag lies */
     TE_FLAG_PROBE = 320,
-    /* [rank]: the last epoch (handshake) in which `rank` has stored all its tiles in this rank's memory (scatter) */
+    /* for a scatter, one flag per rank: the last epoch (number of a handshake) in which rank `rank` has stored all its
+     * tiles in the memory in which the flag lies */
     TE_FLAG_SENT = 384,
-    /* [rank][TE_SCATTER_MAX_FLAGS]: the last epoch in which one warp of that rank has stored its rows of one tile in
-     * this rank's memory (scatter) */
+    /* for a scatter, an array [rank][TE_SCATTER_MAX_FLAGS]: the last epoch in which one warp of rank `rank` has stored
+     * its rows of one tile in the memory in which the flag lies */
     TE_FLAG_TILE = 1024,
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
@@ -75,8 +79,8 @@ typedef struct te__overlap_block {
     size_t bytes;
 } te__overlap_block;
 
-/* The mapped memory of a group. Block 0: the flags, then a workspace for one gathered tensor or for the slots of a
- * scattered one. The other blocks are the caller's (te_comm_allocate). */
+/* The mapped memory of a group. Block 0 has the flags, and behind them a workspace: for one gathered tensor, or for the
+ * slots into which the ranks write their sums in a scatter. The caller allocates other blocks (te_comm_allocate). */
 typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
@@ -109,11 +113,11 @@ typedef struct te__gemm_overlap {
     /* for a gather: to[q] is the address, within the A of rank q, to which this rank's rows of A are copied; it points
      * to memory of rank q that this rank has mapped */
     char *to[TE_MAX_RANKS];
-    /* used for a gather. If 1, this rank's rows are also copied into its own gathered A, which is then complete; the
-     * GEMM reads these rows from `own` in any case */
+    /* used for a gather. If 1, this rank's rows are also copied into its own gathered A, so that the gathered A has all
+     * rows. The GEMM does not need this copy: it reads this rank's rows from `own` */
     int keep;
-    /* used for a scatter. If 1, the order of the tiles alternates between the rows of all ranks; if 0, all tiles of one
-     * rank's rows are computed before those of the next rank, and those of this rank are computed last */
+    /* used for a scatter. If 1, consecutive tiles belong to different ranks by turns. If 0, the tiles are computed rank
+     * by rank: first all tiles in the rows of the next rank, and at last all tiles in this rank's own rows */
     int interleave;
     /* for a gather: a function that enqueues other work, which runs before the GEMM, while other ranks' rows arrive;
      * null if there is no such work */
@@ -134,7 +138,8 @@ TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile)
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
     return (int)te_min(rank_rows, te_round_up(rows, tile));
 }
-/* Returns the index of the caller's block that contains the `bytes` bytes from p on, or -1 if no block does. */
+/* Returns which of the blocks that the caller has allocated (te_comm_allocate) contains the memory from p to
+ * p + bytes, or -1 if no block contains all of this memory. */
 TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size_t bytes) {
     for (int i = 1; m && p && i < m->blocks; i++) {
         const char *own = m->block[i].at[m->rank];
@@ -231,14 +236,13 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * handshake before all other ranks have passed this one, because its product needs their data. So no flag can already
  * hold a later epoch, and it is safe to wait until a flag equals the epoch.
  *
- * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
- * waits for the same tile on the other ranks. A rank begins with the rows of the rank after it, and takes its own rows
- * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows of tiles than
- * this rank does, and every cluster finishes its tiles of a group before it begins those of a later group. This
- * argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for
- * another rank (NCCL's, on a second stream) may run at the same time. In a backward pass whose gradients te_buckets
- * reduces meanwhile, all scatters therefore run as two kernels: the product does not wait for other ranks, and the
- * kernel that adds up the slots waits only for products. */
+ * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a rank that computes a tile
+ * in its own rows waits for the other ranks' sums for this tile. Each rank begins with the rows of the rank after it,
+ * and computes the tiles in its own rows last (te__sm90_gemm_locate_tile). So each block has stored all its sums for
+ * other ranks before it waits for the first time. But all blocks of a scattering kernel must get a multiprocessor
+ * eventually, so no kernel that waits for another rank (NCCL's, on a second stream) may run at the same time. During a
+ * backward pass te_buckets may reduce gradients on a second stream; then all scatters run as two kernels: the product
+ * does not wait for other ranks, and the kernel that adds up the slots waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;
@@ -278,10 +282,10 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies that overlap a GEMM -------------------------------------------------------------------------- */
 
-/* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather (of this rank's rows `own` to
- * to[q] on each rank q), the GEMM, or both; a graph replay repeats the call with the same arguments. If other work is
- * to run during the copies, before the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call
- * enqueues both. The arguments of the GEMM's kernel follow the struct in memory. */
+/* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather, the GEMM, or both. The copies
+ * go from `own`, this rank's rows, to to[q] on each rank q. If other work is to run between the start of the copies and
+ * the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call enqueues both. A graph replay
+ * repeats the calls with the same arguments. The arguments of the GEMM's kernel follow this struct in memory. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;

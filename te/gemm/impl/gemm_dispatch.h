@@ -119,8 +119,8 @@ TE_API int te__skinny_pays(const te_gemm *g) {
  * if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half
  * the time that it takes in 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative
  * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: in such a build half a wave is enough,
- * if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in FP8 the persistent kernel always pays
- * there. */
+ * if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build this function returns 1
+ * for every FP8 GEMM. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)

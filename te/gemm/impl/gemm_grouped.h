@@ -37,8 +37,8 @@ typedef struct te_grouped {
     int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
     te_grouped_kind kind;
     int out, in, groups, top_k;
-    int ranks;             /* `rows` is an upper bound for the groups of this many ranks together, each of which has
-                            * `groups` groups */
+    int ranks;             /* the number of ranks over which the experts are divided, `groups` groups on each; `rows` is
+                            * an upper bound of the number of rows of all ranks' groups */
     int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
     int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
     te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
@@ -54,7 +54,7 @@ TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int grou
     g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
     return g;
 }
-/* Returns the GEMM of group e, which has the `rows` rows from row `first` on. */
+/* Returns the GEMM of group e, whose rows are rows first to first + rows - 1 of x. */
 TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64_t rows) {
     const int64_t weight = (int64_t)e * g->out * g->in, size = (int64_t)te_dtype_bytes(g->dtype);
     const int wgrad = g->kind == TE_GROUPED_WGRAD, dgrad = g->kind == TE_GROUPED_DGRAD;
@@ -93,10 +93,10 @@ TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
     t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
     return t;
 }
-/* Returns the tile of rows number `tile`; a tile has `size` rows. The tiles of group e have the numbers from (offset[e]
- * - offset[0]) / size + e on. At most one number of each group belongs to no tile; the returned tile then has no rows.
- * The group is the last one whose first number is not above `tile`. To find the group, the lanes of a warp count the
- * groups whose first number is not above `tile`: each lane tests groups lane, lane + 32, .. */
+/* Returns the rows of tile number `tile`. All groups are cut into tiles of `size` rows, and the tiles of group e are
+ * numbered from first(e) = (offset[e] - offset[0]) / size + e on. At most one number per group is left without a tile;
+ * for such a number the returned tile has no rows. The tile belongs to the last group e with first(e) <= tile. To count
+ * the groups with first(e) <= tile, each lane of a warp tests the groups lane, lane + 32, .. */
 TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
     te_grouped_tile t;
     const int base = g->offset[0];
@@ -108,7 +108,7 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
     t.end = (int)te_min(t.end, t.first + size);
     return t;
 }
-/* Returns the row of x that is row `row` of the groups' input. */
+/* Returns which row of x is row `row` of the groups' input (see te_grouped.slot). */
 TE_FN int64_t te__grouped_row(const te_grouped *g, int row) { return g->slot ? g->slot[row] / g->top_k : row; }
 
 /* ---- CUDA: 16 bits ----------------------------------------------------------------------------------------------- */
@@ -169,8 +169,8 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
             s->at[i] = row < t->end ? te__grouped_row(g, row) * depth(g) : -1;
         }
     }
-    /* Starts the copies of step `step`, and commits them as a group of cp.async. After the last step the group is
-     * empty. */
+    /* Starts the copies of step `step`, and commits them as a group of cp.async. If `step` is behind the last step, the
+     * group is empty. */
     TE_FN void load(state *s, const te_grouped *g, const te_grouped_tile *t, int line, uint32_t ring, int step,
                     int steps) {
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -332,8 +332,8 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
 /* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and
  * a producer warpgroup fills a pipeline of four stages, each with 64 elements along the inner dimension. TMA makes all
  * copies except those of gathered rows of x, which cp.async makes. The inner dimension must be a multiple of 64, except
- * in wgrad, where it is the rows of a group: there the copies fill the rows behind the group's end with zeros. Floor:
- * as for a dense GEMM (gemm_sm90.h). */
+ * in wgrad. In wgrad the inner dimension is the number of rows of a group, and the copies write zeros in place of the
+ * rows behind the group's end. The lower bound of the time is that of a dense GEMM (gemm_sm90.h). */
 enum {
     TE_GROUPED_SM90_M = 128,
     TE_GROUPED_SM90_N = 256,
@@ -347,14 +347,14 @@ enum {
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
-    CUtensorMap a_map; /* maps x or dy, except if rows of x are gathered; in wgrad maps dy [rows, out], with boxes that
-                        * end at the last row of a group */
-    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in]; in wgrad maps x [rows, in], with boxes
-                        * that end at the last row of a group */
+    CUtensorMap a_map; /* maps x in forward (unused if rows of x are gathered), and dy in dgrad and wgrad. In wgrad a
+                        * box ends at the last row of its group */
+    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in], in forward and dgrad. In wgrad maps
+                        * x [rows, in], and a box ends at the last row of its group */
     te_grouped g;
 } te_grouped_sm90;
 typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
-/* Returns the number of tile numbers, including those that belong to no tile (te__grouped_find). */
+/* Returns how many numbers of tiles there are, including the numbers without a tile (te__grouped_find). */
 TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
     const int columns = g->kind == TE_GROUPED_FORWARD ? g->out : g->in;
     const int64_t tiles_n = te_ceil_div(columns, TE_GROUPED_SM90_N);
@@ -370,8 +370,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         B_MN_MAJOR = KIND != TE_GROUPED_FORWARD,
         A_COPIES = M * K / 8 / 128 /* number of vectors of a stage that one producer thread copies */
     };
-    /* A tile of D. line: its first row in the group's dweight (wgrad), or in y or dx; steps: the number of steps of K
-     * elements along the inner dimension. */
+    /* A tile of D. line: the index of the tile's first row, in y (forward), in dx (dgrad) or in the group's dweight
+     * (wgrad); steps: the number of steps along the inner dimension, each of K elements. */
     struct work { te_grouped_tile t; int line, steps; };
 
     TE_FN int find(work *w, const te_grouped *g, int tile) {
@@ -445,7 +445,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
         te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
     }
-    /* Runs in one warp, of which one thread copies, if TMA makes all copies. */
+    /* The producer if TMA makes all copies. One warp runs this function, and one of its threads starts the copies. */
     TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
         int count = 0, tile = (int)blockIdx.x;
@@ -461,7 +461,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
                 else load_stage(p, &w, to, s * K, full);
             }
     }
-    /* Runs in all threads of the producer warpgroup, which gather the rows of A by cp.async. */
+    /* The producer if rows of x are gathered. All threads of the producer warpgroup run this function, and copy the rows
+     * of A by cp.async. */
     TE_FN void produce_gathered(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
         int count = 0, tile = (int)blockIdx.x; /* count: number of stages filled so far */

@@ -33,10 +33,10 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Returns whether the skinny loop computes the product: if D has at most TE__SKINNY_M rows, B is transposed, as in x
- * weight^T, and the operands are not FP8. Otherwise the blocked loop computes the product, which adds up the terms of a
- * sum in another order. A program that needs bitwise identical rows in batches of any size is compiled with
- * -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
+/* Returns whether the skinny loop computes the product. The skinny loop does so if D has at most TE__SKINNY_M rows, B
+ * is transposed (as in x weight^T), and the operands are not FP8; otherwise the blocked loop does. The two loops add up
+ * the terms of a sum in different orders. A program whose rows must be bitwise identical in batches of any size is
+ * compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -45,8 +45,8 @@ TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #endif
     return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
-/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
- * with cuBLASLt. Returns 0: on the host they do not. */
+/* Returns whether te_gemm_run may round differently if C and D are the same matrix than if they are two matrices.
+ * Always 0 here, because the host rounds the same way in both cases; cuBLASLt may not. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
@@ -295,8 +295,8 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block, te_isa i
 }
 TE_KERNEL_ISA(te__skinny, te__skinny_args, 0, te__skinny_body(te_args, te_at, te_isa_))
 
-/* Compute the columns of D that belong to `rows` rows of a weight in f32, bf16 or f16, from column `first` on. a: A as
- * floats. */
+/* Computes columns first to first + rows - 1 of D, where column first + r is the product of A and row r of `weight`, a
+ * matrix [rows, k] in f32, bf16 or f16. a: A, converted to float. */
 TE_API te_status te__skinny_part(const te_gemm *g, const float *a, const void *weight, te_dtype dtype, int64_t rows,
                                  int64_t first, te_context *ctx) {
     te__skinny_args args;
@@ -323,10 +323,10 @@ typedef struct te__scaled_tile {
     float sum[TE__SCALED_M][TE__SCALED_N];
 } te__scaled_tile;
 
-/* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
- * the product are multiplied. If `rowwise` is 0, f gets the factors for the sums over 128 columns from `col` on, all 1
- * if m has rowwise scales. If `rowwise` is 1, f gets the factors for the sums over all k columns, all 1 if m has no
- * rowwise scales. */
+/* Sets f[0] to f[count - 1] to factors for rows row0, row0 + 1, .. of the matrix m [rows, k], by which sums of products
+ * with the elements of these rows are multiplied. If `rowwise` is 0, the factors are the inverse scales for the 128
+ * columns from `col` on, or 1 if m has rowwise scales. If `rowwise` is 1, they are the inverse scales of whole rows, or
+ * 1 if m has no rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)
