@@ -461,8 +461,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
                 else load_stage(p, &w, to, s * K, full);
             }
     }
-    /* The producer if rows of x are gathered. All threads of the producer warpgroup run this function, and copy the rows
-     * of A by cp.async. */
+    /* The producer if rows of x are gathered. All threads of the producer warpgroup run this function, and copy the
+     * rows of A by cp.async. */
     TE_FN void produce_gathered(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
         int count = 0, tile = (int)blockIdx.x; /* count: number of stages filled so far */

@@ -34,7 +34,7 @@ TE_FN int32x4_t te__neon_dot16(int32x4_t sum, int8x16_t u, int8x16_t v) {
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_s32(sum, u, v);
 #else
-    /* Activations are at most 127, so two products fit into 16 bits. */
+    /* The magnitude of an activation is at most 127, so the sum of two products fits into 16 bits. */
     return vpadalq_s16(sum, vmlal_high_s8(vmull_s8(vget_low_s8(u), vget_low_s8(v)), u, v));
 #endif
 }

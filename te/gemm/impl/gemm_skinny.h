@@ -48,13 +48,12 @@ enum {
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
-                  * if no amax is wanted */
+    float *amax; /* the kernel sets *amax to the larger of its old value and the largest magnitude that the epilogue
+                  * stores in FP8; null if no amax is wanted */
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* for TE_OPERANDS_FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
-    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
-     * end */
+    /* 1 if the previous kernel does not write W, so that this kernel may load W before the previous kernel has ended */
     int early_weights;
 } te_skinny;
 
@@ -74,8 +73,9 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
  * the first rotary / 2 columns pair with the next rotary / 2 (rope), and the first half of the other columns with their
  * second half. */
 typedef struct te_skinny_pairing { int pairs, head_dim, rotary; } te_skinny_pairing;
-/* Returns the first of eight adjacent columns of y: the first (second 0) or the second (second 1) eight of the 16
- * columns number col to col + 15. */
+/* The 16 columns that a block computes together are two runs of eight adjacent columns. Returns the first column of the
+ * first run (second 0) or of the second run (second 1). col: the index of the 16 columns in the order in which the
+ * blocks compute all columns, times 16. */
 TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_skinny_pairing k) {
     if (!k.pairs) return col + 8 * second;
     if (!k.head_dim) return col / 2 + second * (p->n / 2);
@@ -108,10 +108,10 @@ TE_FN void te__skinny_set_rows(te_skinny_loads *loads, const te_skinny *p, const
     loads->w[0] = p->w + (int64_t)te__skinny_column_of(p, col, row, pairing) * p->k + k;
     loads->w[1] = p->w + (int64_t)te__skinny_column_of(p, col, second, pairing) * p->k + k;
 }
-/* Start the copy of eight of the 16 rows (half 0: the first eight) of the warp's part of W for the step loads->at into
- * a stage, with zeros beyond n and k. The stage holds 16 rows of 16 vectors. In odd rows vectors 0 to 3 are swapped
- * with vectors 4 to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply from two neighbouring rows
- * use different banks. */
+/* Starts the copy of half of the warp's part of W for the step loads->at into a stage: of the first eight rows (half 0)
+ * or the last eight rows (half 1), with zeros beyond n and k. The stage holds 16 rows of 16 vectors. In odd rows
+ * vectors 0 to 3 are swapped with vectors 4 to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply
+ * from two neighbouring rows use different banks. */
 TE_FN void te__skinny_copy_half(const te_skinny_loads *loads, const te_skinny *p, int half) {
     const int lane = (int)threadIdx.x % 32, vector = lane % 16, row = lane / 16;
     const int beyond = loads->at.col >= p->n || te__skinny_warp_k() + vector * 8 + loads->at.k >= p->k;
@@ -143,10 +143,10 @@ TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uin
     te__skinny_commit();
     te__skinny_next_stage(loads, p, ring, pairing);
 }
-/* Fill the whole ring. paced: 1 if the previous kernel still runs. The previous kernel's loads and last stores, and
- * then this kernel's loads of x, would wait for microseconds behind all these copies. Therefore a warp starts a copy of
- * half a stage only when its previous one has arrived: then 32 KB are in flight on each multiprocessor, which is enough
- * for the bandwidth. */
+/* Fills the whole ring. paced: 1 if the previous kernel still runs. If all copies were started at once, the previous
+ * kernel's loads and last stores, and then this kernel's loads of x, would wait behind them for microseconds. Therefore
+ * a warp starts the copy of half a stage only when its previous copy has arrived: then 32 KB are in flight on each
+ * multiprocessor, which is enough for the bandwidth. */
 TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
                                 const te_skinny_pairing pairing, const int paced) {
     TE_UNROLL_1 for (int i = 0; i < TE_SKINNY_STAGES; i++) {
@@ -200,8 +200,8 @@ TE_FN void te__f16_of_four_e4m3(uint32_t *low, uint32_t *high, uint32_t w) {
 #endif
 /* Multiply 32 elements of k of 16 rows of W by those of eight rows of x, and add the products to c. u, v: the lane's
  * vectors in rows lane / 4 and lane / 4 + 8 of W; x: the lane's vector in row lane / 4 of x. e4m3 is converted to f16
- * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate the instruction by
- * the same conversion and more additions. */
+ * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate such an instruction
+ * by the same conversion and additional instructions. */
 TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], const uint32_t x[4],
                           const te_dtype format) {
     if (format != TE_e4m3) {

@@ -1,21 +1,21 @@
 /* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
  * 128 x 128, as in the recipe fp8_block. The tensor cores add in less than f32's precision. So after every step, which
- * is 128 elements of k, their sums are scaled and added to sums in f32, as DeepGEMM's kernels do.
+ * is 128 elements of k, the tensor cores' sums are scaled and added to sums in f32, as in DeepGEMM's kernels.
  *
  *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128.
  *   weight gradient (wgrad)  B (each row of which is a column of D) has scales like those of A. D is f32.
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
  * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each
- * warpgroup accumulates those of 256 rows and 64 columns instead, so that a thread needs the scales of only 16 columns,
- * not 64. In each step the tensor cores compute a warpgroup's sums over the 128 elements of k as four subtiles of 64 x
- * 64, each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
+ * warpgroup accumulates the sums of 256 rows and 64 columns, so that a thread needs the scales of only 16 columns, not
+ * 64. In each step the tensor cores compute a warpgroup's sums over the 128 elements of k as four subtiles of 64 x 64,
+ * each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
  * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
- * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these fill 500 of its 1024 issue
- * slots. A step takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of cuBLASLt's
- * fastest candidate, a wgrad 0.92 to 1.00. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
+ * multiply-adds and some 120 other instructions. Two warps share a scheduler, so their instructions fill 500 of its
+ * 1024 issue slots. A step takes 1168 cycles at k of 16384 on an H200. The kernel takes 0.95 to 0.98 of the time of
+ * cuBLASLt's fastest candidate, a wgrad 0.92 to 1.00. More measurements: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
@@ -32,16 +32,17 @@
 #include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
 
 /* A block multiplies 128 rows of the "M operand" by 256 rows of the "N operand"; both blocks of a cluster need the same
- * rows of the N operand. The M operand is A and the N operand is B, except for a wgrad: there the tile has 256 rows and
- * 128 columns of D, so that a thread needs the scales of fewer columns (see the head), and B is the M operand, A the N
- * operand. */
+ * rows of the N operand. Normally the M operand is A and the N operand is B, and a tile has 128 rows and 256 columns of
+ * D. For a wgrad the M operand is B and the N operand is A, and a tile has 256 rows and 128 columns of D, so that a
+ * thread needs the scales of fewer columns (see the head of this file). */
 enum {
     /* number of rows of the N operand (of which a tile has 256) in a subtile; one batch of wgmma multiplies a
      * subtile */
     TE_SM90_BLOCKWISE_SUBTILE = 64,
     /* number of subtiles of a tile; it must be even, because successive subtiles use the two accumulators in turn */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE,
-    /* number of steps in one iteration of the mainloop; at its end no wgmma is in flight (te__sm90_blockwise_steps) */
+    /* number of steps in an iteration of the mainloop; no wgmma is in flight at the end of an iteration
+     * (te__sm90_blockwise_steps) */
     TE_SM90_BLOCKWISE_UNROLL = 4,
     /* The offset in bytes, within a stage, of the scales of the M operand, which is the operand of which a tile has 128
      * rows: one scale per row. */
@@ -56,9 +57,9 @@ enum {
 };
 
 typedef struct te__sm90_blockwise_params {
-    /* Parameters of the GEMM. The kernel reads only a_map (the tensor map of the M operand, of which a tile has 128
-     * rows), b_map (of the N operand, of which it has 256), m and n (the numbers of rows of the M and the N operand),
-     * k, alpha and tiles. */
+    /* Parameters of the GEMM, of which the kernel reads only these: a_map, the tensor map of the M operand (of which a
+     * tile has 128 rows); b_map, that of the N operand (of which a tile has 256 rows); m and n, the numbers of rows of
+     * the M and of the N operand; k, alpha and tiles. */
     te__sm90_gemm_params gemm;
     /* tensor maps of the scales of the M and of the N operand. A step is 128 elements of k. Scales of 1 x 128 elements
      * are stored as [steps, rows], scales of 128 x 128 as [rows / 128, steps]; TMA copies the latter in boxes of 2
