@@ -74,8 +74,8 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
  * second half. */
 typedef struct te_skinny_pairing { int pairs, head_dim, rotary; } te_skinny_pairing;
 /* The 16 columns that a block computes together are two runs of eight adjacent columns. Returns the first column of the
- * first run (second 0) or of the second run (second 1). col: the index of the 16 columns in the order in which the
- * blocks compute all columns, times 16. */
+ * first run (second 0) or of the second run (second 1). All columns of y are divided into such groups of 16; col: 16
+ * times the index of the group. */
 TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_skinny_pairing k) {
     if (!k.pairs) return col + 8 * second;
     if (!k.head_dim) return col / 2 + second * (p->n / 2);

@@ -62,8 +62,8 @@ typedef struct te__sm90_blockwise_params {
      * the M and of the N operand; k, alpha and tiles. */
     te__sm90_gemm_params gemm;
     /* tensor maps of the scales of the M and of the N operand. A step is 128 elements of k. Scales of 1 x 128 elements
-     * are stored as [steps, rows], scales of 128 x 128 as [rows / 128, steps]; TMA copies the latter in boxes of 2
-     * blocks x 4 steps */
+     * are stored as [steps, rows]. Scales of 128 x 128 elements are stored as [rows / 128, steps], and copied by TMA in
+     * boxes of [2, 4] */
     CUtensorMap m_scales_map, n_scales_map;
     void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
@@ -102,8 +102,8 @@ typedef struct te__sm90_blockwise_consumer {
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    /* scale[i][h] is the product of two scales: that of the i-th 128 columns of D in the tile (B's scale), and that of
-     * this lane's h-th row of D (A's scale) */
+    /* scale[i][h] is B's scale for the i-th 128 columns of the tile (i is 0 or 1), times A's scale for the h-th of this
+     * lane's two rows */
     float scale[2][2];
     /* used instead of `scale` for a wgrad (weight gradient): the scales of this lane's 16 columns, and of its two rows
      * in the current subtile */
@@ -268,9 +268,9 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute
- * for the other warpgroup only. first: 1 for the first steps of a tile: in these the previous tile is stored from its
- * registers while the tensor cores compute the first two subtiles. (A wgrad has too few registers for this; there the
- * previous tile is stored before the first step of the next one.) */
+ * for the other warpgroup only. first: 1 for the first steps of a tile. In the first step the previous tile is stored
+ * from its registers while the tensor cores compute the first two subtiles of this tile. (A wgrad has too few registers
+ * for this overlap, and stores the previous tile before the first step.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, int tile, int step, const int count,
                                     const int first, const int wgrad) {
@@ -440,8 +440,8 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has
- * no registers left for more. */
+/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because the
+ * kernel has no registers left for another op. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
@@ -505,8 +505,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Returns whether te__gemm_blockwise_run can add the bias to the product: if it would choose this file's kernel, not
- * cuBLASLt, for the same product without a bias. With gemm_tune on, this call times both if they were not timed yet. */
+/* Returns whether te__gemm_blockwise_run can add the bias to the product. It can if it would run the same product
+ * without a bias by this file's kernel, not by cuBLASLt. If gemm_tune is on and the two were not timed for this product
+ * yet, this function times them. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

@@ -130,9 +130,9 @@ TE_FN void te__sm90_gemm_store_subtile(uint32_t subtile, const uint32_t packed[1
     for (int i = 0; i < 4; i++)
         te__stmatrix_x4(te__sm90_gemm_swizzle(subtile, lane % 16, 2 * i + lane / 16), packed + 4 * i);
 }
-/* Pass a quarter of a tile to the epilogue: wait until the epilogue has emptied the staging buffer, then store 64
- * columns of this warp's 16 rows there (a subtile). The quarters use the two staging buffers in turn; staging: the
- * address of this warp's subtile in the first buffer. */
+/* Passes a quarter of a tile to the epilogue: waits until the epilogue has emptied a staging buffer, then stores this
+ * warp's 16 rows of 64 columns (a subtile) in the buffer. Even quarters use the first staging buffer, odd quarters the
+ * second. staging: the address of this warp's subtile in the first buffer. */
 TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quarter, uint32_t staging,
                                        te__sm90_gemm_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, buffer = quarter % 2;
@@ -228,8 +228,8 @@ TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
     if (lane < TE_CLUSTER) te__barrier_arrive_remote(empty + 8 * before, lane);
 }
-/* Runs one step (64 elements of k): starts the step's wgmmas, then waits for those of the previous step, so that one
- * group of wgmmas is always in flight. */
+/* Runs one step (64 elements of k): starts the step's group of wgmma, then waits for the group of the previous step, so
+ * that one group is always in flight. */
 TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int step, const te__sm90_gemm_config k) {
     const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4),
                    b = g->b + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4);
@@ -275,8 +275,8 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        /* This empty asm makes j look changed, so the compiler computes w again here instead of holding it in registers
-         * during the steps, when none are free. */
+        /* To the compiler this empty asm changes j. So the compiler computes w again here, instead of holding w in
+         * registers during the steps, when no registers are free. */
         asm volatile("" : "+r"(j));
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;

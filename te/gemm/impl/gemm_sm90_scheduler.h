@@ -52,8 +52,8 @@ typedef struct te__sm90_gemm_overlap {
     /* first_tile_row: which row of cluster tiles (256 rows of D) is computed first; group_m: how many of these rows of
      * tiles form a group of the scheduler, or 0 for TE_SM90_GEMM_GROUP_M */
     int first_tile_row, group_m;
-    /* 0 if all rows of one rank are computed before those of the next rank; else the number of ranks, and one row of
-     * cluster tiles of each rank is computed in turn */
+    /* 0 if all rows of one rank are computed before the rows of the next rank; else the number of ranks, and the order
+     * alternates between the ranks after each row of cluster tiles */
     int interleave;
     /* 1 if this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
     int own_is_separate;
@@ -70,11 +70,12 @@ typedef struct te__sm90_gemm_params {
     /* tensor maps of A, of B, of `source`, and (own_map) of this rank's rows of A */
     CUtensorMap a_map, b_map, source_map, own_map;
     te__sm90_gemm_overlap overlap;
-    /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel adds up: one row for
-     * each of a tile's three epilogue warps; null if no column sums are wanted */
+    /* [3 * rows of tiles, n]: partial sums of the columns of D, which a later kernel adds up. Each row has the sums of
+     * one of the three epilogue warps over the rows that it processes in one row of tiles. Null if no column sums are
+     * wanted */
     float *column_sums;
-    float *amax;        /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is
-                         * smaller; null if no amax is wanted */
+    float *amax;        /* the kernel sets *amax to the larger of its old value and the largest magnitude that the
+                         * epilogue stores in FP8; null if no amax is wanted */
     float *inverse;     /* [2]: receives 1 / scale and the scale of the FP8 output (te_scale_save); null if these are
                          * not wanted */
     const float *scale;
