@@ -158,12 +158,12 @@ typedef struct te__sm90_gemm_barriers {
 /* A piece of a cluster's work: steps [first_step, end_step) of k of one tile. x is the tile's first column, y the first
  * of this block's rows. If split is -1, the tile is not split, and the steps are all of k. If split is 0, this cluster
  * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own. If split > 0, another cluster
- * owns the tile, and this one computes split number `split` as a helper. */
+ * owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* Return which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
- * `interleave` the rows are taken in order from first_tile_row on, and after the last row from row 0 on. With
- * `interleave` one row of each rank is taken in turn, beginning with the rank after this one. */
+/* Returns the row of cluster tiles that is the i-th to be computed in a product that overlaps with a collective. Without
+ * `interleave` the order begins with first_tile_row, and goes on with row 0 after the last row. With `interleave` the
+ * order takes one row of each rank by turns, beginning with the rank after this rank. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (o->interleave) return (i + o->rank + 1) % o->interleave * (rows / o->interleave) + i / o->interleave;

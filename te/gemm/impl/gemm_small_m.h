@@ -52,26 +52,25 @@ enum {
 typedef struct te_small_m {
     CUtensorMap w, x;
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale, or null if all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
-                  * if no amax is wanted */
+    float *amax; /* the kernel sets *amax to the larger of its old value and the largest magnitude that the epilogue
+                  * stores in FP8; null if no amax is wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* number of rows of x in shared memory: m rounded up to 16, 32, 64 or 128; the rows beyond m are
                         * zeros */
     int stages;        /* how many stages of the ring this launch uses */
     int rowwise;       /* for FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
-    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
-     * end */
+    /* 1 if the previous kernel does not write W, so that this kernel may load W before the previous kernel has ended */
     int early_weights;
-    int full_waves;    /* the number of tiles that each cluster computes over all of k, before those of the last wave */
+    int full_waves;    /* the number of tiles that each cluster computes over all of k, before the last wave of tiles */
     /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the k of each of these tiles
      * is split */
     int split_tiles, splits;
     /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the partial sums over each
      * part of k */
     float *partial_sums;
-    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: counts the parts of k whose partial sums the warp with this
-     * number has stored; 0 before and after the kernel */
+    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: a counter for the 16 columns of a tile that one warp
+     * computes. Its value is the number of parts of k whose partial sums are stored; 0 before and after the kernel */
     uint32_t *arrived;
 } te_small_m;
 

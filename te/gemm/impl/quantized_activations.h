@@ -89,8 +89,8 @@ TE_FN void te__activations_round(int8_t *q, const float *x, int n, float inverse
         q[i] = (int8_t)(int32_t)(te_bits_of_float(rounded) - 0x4b400000u);
     }
 }
-/* Compute the sums of q over group number `at` (32 activations) and over its two halves, for all members that hold such
- * sums. Returns the sum of the 32 q. */
+/* Computes the sums of q over group number `at` (32 activations) and over the two halves of the group, and stores them
+ * in the members of *a for such sums. Returns the sum of the 32 q. */
 TE_FN int te__activations_sums(te__activations *a, int64_t at) {
     int sum[2] = {0, 0};
     for (int i = 0; i < TE__GROUP; i++) sum[i / 16] += a->q[at * TE__GROUP + i];
@@ -98,7 +98,7 @@ TE_FN int te__activations_sums(te__activations *a, int64_t at) {
     a->minus_sum[at] = -(sum[0] + sum[1]), a->group_sums[at] = (int16_t)(sum[0] + sum[1]);
     return sum[0] + sum[1];
 }
-/* Round the a->block activations x to 8 bits with one scale, as groups `at` and following of a. */
+/* Rounds a->block activations x to 8 bits with one scale, and stores them in *a from group number `at` on. */
 TE_FN void te__activations_block(te__activations *a, const float *x, int64_t at) {
     const int block = a->block;
     const float amax = te__activations_amax(x, block);
