@@ -161,7 +161,7 @@ typedef struct te__sm90_gemm_barriers {
  * owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* Returns the row of cluster tiles that is the i-th to be computed in a product that overlaps with a collective. Without
+/* Returns which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
  * `interleave` the order begins with first_tile_row, and goes on with row 0 after the last row. With `interleave` the
  * order takes one row of each rank by turns, beginning with the rank after this rank. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {

@@ -192,8 +192,9 @@ TE_FN te__weight_group te__group_at(const uint8_t *w, int64_t i, te_block_format
 
 enum { TE__SKINNY_COLUMNS = 4 }; /* the largest number of rows of A by which a row of the weight is multiplied at a
                                   * time */
-/* A skinny kernel for one format: sets out[i] to the dot product of the weight's row at w and row row[i] of the
- * activations, for i < 1, 2 or 4. The order of the sum, and so its bits, does not depend on the number of rows. */
+/* A skinny kernel for one format of the weight and 1, 2 or 4 rows of the activations. It sets out[i] to the dot product
+ * of the weight's row at w and row row[i] of the activations. The order of the sum, and so its bits, does not depend on
+ * the number of rows. */
 typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activations *a, const int64_t *row);
 
 /* Define the kernels te__<isa>_<format>_1, _2 and _4 from te__<isa>_columns, whose format and number of rows are then

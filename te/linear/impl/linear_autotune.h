@@ -95,7 +95,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    /* the next tensor is the operand that is saved for the next GEMM, with the inverse of its scale */
+    /* if the next GEMM reads FP8: memory for the operand that this step saves for it, and for the inverse scale of the
+     * operand */
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it

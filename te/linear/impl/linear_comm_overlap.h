@@ -10,8 +10,8 @@
  * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
  *
  * Results are bitwise identical to those of the library's GEMM and te_group_reduce_scatter through mapped memory, run
- * one after the other, with one exception: overlap changes the order of the tiles, so other tiles are in the last wave.
- * If these are split along k (stream-k), their last bits may differ.
+ * one after the other, with one exception: overlap changes the order of the tiles, so other tiles are in the last wave,
+ * and tiles of the last wave may be split along k (stream-k), which may change the last bits of their elements.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise

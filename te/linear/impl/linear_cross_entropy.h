@@ -144,8 +144,8 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    /* scratch memory for GEMMs on the host. It is large enough for each GEMM of the pass, because its operands are x,
-     * the weight or logits */
+    /* scratch memory for GEMMs on the host, which convert their operands to float. The memory is large enough for each
+     * GEMM of the pass, because the operands of these GEMMs are x, the weight and logits */
     if (te__gemm_scratch(&any))
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
@@ -161,7 +161,8 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* Computes a piece of the logits, x weight^T: p.rows rows from `row` on, and p.columns columns from `column` on. */
+/* Computes a piece of the logits, x weight^T. The piece has p.rows rows and p.columns columns; its first element is at
+ * [row, column]. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
@@ -246,8 +247,9 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* Backward of the rows [row, row + p.rows): computes all pieces of their logits and adds to dweight and dx. sums: the
- * f32 buffer in which dx of these rows is summed, or null if dx is summed in place. */
+/* Runs backward for rows row to row + p.rows - 1 of x: computes all pieces of the rows' logits, and adds the pieces'
+ * gradients to dweight and dx. sums: the f32 buffer in which dx of these rows is summed, or null if dx is summed in
+ * place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {

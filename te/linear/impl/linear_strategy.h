@@ -1,7 +1,7 @@
 /* linear_strategy.h -- the strategies for a forward step (several fused ops) that begins with a linear. One strategy
- * runs the whole step as one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as
- * cuBLASLt) and one pointwise kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear
- * (a bias, a gelu, a scale, a residual); the pointwise kernel does the remaining ops.
+ * runs the whole step as one kernel of this library (linear_epilogue.h). The other strategies run a GEMM in a back end
+ * (such as cuBLASLt). The epilogue of this GEMM does none, some or all of the ops that follow the linear (a bias, a
+ * gelu, a scale, a residual); if ops remain, one pointwise kernel does them after the GEMM.
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
@@ -164,8 +164,8 @@ TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__
     const te_op *linear = &r->plan->op[s->op[0]];
     const int part = strategy != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te__output_of(r, s->op[taken]), middle;
-    /* Acquire memory for the GEMM's result under every strategy, even if the strategy does not store it: the number of
-     * rows and timings decide which strategy runs, and the size of the workspace must not depend on them. */
+    /* Acquire memory for the GEMM's result under every strategy, even if the strategy does not store that result. The
+     * strategy depends on the number of rows and on timings, and the size of the workspace must not. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
         TE_TRY(te__acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te__no_value();
