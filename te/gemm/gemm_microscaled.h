@@ -27,7 +27,7 @@ typedef struct te_microscaled_operand {
                         * [k, lines]; 0 if `data` is the rowwise output (y) of the cast of a matrix [lines, k] */
 } te_microscaled_operand;
 
-/* A GEMM: D = A B^T, or D + A B^T if `adds` is 1. A is m x k, B is n x k, D is [m, n] in row-major order. */
+/* A GEMM: D = A B^T or, if `adds` is 1, D = D + A B^T. A is m x k, B is n x k, D is [m, n] in row-major order. */
 typedef struct te_gemm_microscaled {
     te_microscaling format;
     int64_t m, n, k;

@@ -232,9 +232,9 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
  * ranks, and each rank counts it on its device, so that the count is right even if a captured graph is replayed. CHUNK
  * is set to 1, because it is written by a stream, which does not know the epoch; the rank in whose memory a CHUNK flag
- * lies resets the flag to 0 in the next handshake, before it signals that it is ready. No rank passes its next
- * handshake before all other ranks have passed this one, because its product needs their data. So no flag can already
- * hold a later epoch, and it is safe to wait until a flag equals the epoch.
+ * lies resets the flag to 0 in the next handshake, before it signals that it is ready. No rank reaches its next
+ * handshake before all other ranks have passed this one, because the product between the two handshakes needs data of
+ * all ranks. So no flag can already hold a later epoch, and it is safe to wait until a flag equals the epoch.
  *
  * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a rank that computes a tile
  * in its own rows waits for the other ranks' sums for this tile. Each rank begins with the rows of the rank after it,

@@ -396,9 +396,9 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Divides k into enough splits to fill the device, but at most TE_FALLBACK_MAX_SPLITS, and at most as many as the
- * workspace has space for partial sums. Each split except perhaps the last has at least TE_FALLBACK_MIN_SPLIT_STEPS
- * steps. */
+/* Divides k into splits: as many as fill the device, but at most TE_FALLBACK_MAX_SPLITS. The number is also limited so
+ * that the splits' partial sums fit into the workspace, and so that each split except perhaps the last has at least
+ * TE_FALLBACK_MIN_SPLIT_STEPS steps. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -421,7 +421,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Computes D = alpha op(A) op(B) + beta C for a GEMM of dtype T: te_gemm_run for one dtype. */
+/* Runs a GEMM whose operands have dtype T: D = alpha op(A) op(B) + beta C. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,

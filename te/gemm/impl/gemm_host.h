@@ -11,9 +11,9 @@
  * sum is multiplied by the scales of both operands, and the scaled sums are added in float. With rowwise scales the sum
  * over all of k is multiplied by the scales. (cuBLASLt adds the products of the 128 elements in another order.)
  *
- * The results of the library's own loops do not depend on the number of threads. Those of a CBLAS may: OpenBLAS adds up
- * a sum in another order if it divides k among more threads. So with -DTE_CBLAS two runs have the same bits only if
- * they have the same number of threads.
+ * The results of the library's own loops do not depend on the number of threads. The results of a CBLAS library may:
+ * OpenBLAS adds up a sum in another order if it divides k among more threads. So with -DTE_CBLAS two runs have the same
+ * bits only if both have the same number of threads.
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H

@@ -10,7 +10,7 @@
  *                      multiplies them by up to 512 rows of A. The codes are transposed, so that a register has four
  *                      consecutive codes of each of the 16 rows.
  *
- * Floor of the skinny kernels: the time in which memory delivers the weight's bytes.
+ * Lower bound of the skinny kernels' time: the time in which memory delivers the weight's bytes.
  */
 #ifndef TE_GEMM_QUANTIZED_AVX512_H
 #define TE_GEMM_QUANTIZED_AVX512_H

@@ -98,18 +98,19 @@ TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
 /* Returns log2 of the unit, the power of two by which a code is multiplied when it is converted to format M. The unit
  * is the smallest number of M times the largest power of two in M. */
 TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 : -9; }
-/* Returns 2^e in format m, in both halves of the word. */
+/* Returns a word whose two 16-bit halves are both the number 2^e in format m. */
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
     return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* Returns minus the zero point of format F, times the unit 2^te__cell_unit_log(M), in both halves of the word. */
+/* Returns a word whose two 16-bit halves are both, in format M, minus the zero point of F times the unit
+ * 2^te__cell_unit_log(M). */
 template <te_block_format F, te_dtype M>
 TE_FN uint32_t te__minus_zero(void) {
     const int zero = te__cells_of<F>::ZERO_LOG;
     return (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u;
 }
-/* Returns minus the zero point of a block, times the unit 2^te__cell_unit_log(M), in both halves of the word. w: the
- * four bytes with the block's scale d and its zero point. */
+/* Returns a word whose two 16-bit halves are both, in format M, minus the zero point of a block times the unit
+ * 2^te__cell_unit_log(M). w: the four bytes of the block that hold its scale d and its zero point. */
 template <te_dtype M>
 TE_FN uint32_t te__minus_zero_point(uint32_t w) {
     return te__fma_pair<M>(__byte_perm(w, 0, 0x4242), te__cell_power(M, M == TE_bf16 ? 127 : 15) | 0x80008000u,

@@ -61,7 +61,7 @@ typedef struct te__quantized {
                          * are idle */
     int across_inverse; /* to divide quickly: warp / across is warp * across_inverse >> 8 */
     int stride;         /* the number of warps that have the same row tile, but different steps */
-    int columns;        /* rows of A in shared memory (in f32 three per row), rounded up to a power of two */
+    int columns;        /* rows of A in shared memory (three for each row of an f32 A), rounded up to a power of two */
     int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
                          * these do not fit, a multiple of `stride` */
     int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */

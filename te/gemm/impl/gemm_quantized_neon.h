@@ -1,12 +1,12 @@
 /* gemm_quantized_neon.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to
- * 8 bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. With dot product
- * instructions (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have them) an instruction adds 16
- * products, else three instructions do.
+ * 8 bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. A dot product instruction
+ * (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have it) computes and adds up 16 products; without it
+ * 16 products take three instructions.
  *
  * The codes, the integers that a format stores, are unpacked to signed numbers of 8 bits, with the zero point
  * subtracted. The products of a group of codes are added up as integers, so they are exact.
  *
- * Floor: the time in which memory delivers the weight's bytes.
+ * Lower bound of the time: the time in which memory delivers the weight's bytes.
  */
 #ifndef TE_GEMM_QUANTIZED_NEON_H
 #define TE_GEMM_QUANTIZED_NEON_H

@@ -164,8 +164,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 /* Defines a kernel for a fused pattern in FP8, which can store the transpose of its output (params.transposed).
  * pairs_halves: 1 if the kernel is to call pair_epilogue, with the same columns of the first and of the second half of
  * D; 0 if it is to call epilogue. outputs: an expression of type te_epilogue_outputs, which may use the kernel's
- * argument p. reads_source: 1 if the epilogue reads params.source in every tile, 0 if only in tiles for which `outputs`
- * is not known at compile time. column_sums: 1 if the kernel can store params.column_sums. */
+ * argument p. reads_source: 1 if the epilogue reads params.source in every tile, 0 if only in tiles whose epilogue has
+ * branches (te__sm90_epilogue_tile.is_branch_free). column_sums: 1 if the kernel can store params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \

@@ -44,11 +44,11 @@ enum {
     /* number of steps in an iteration of the mainloop; no wgmma is in flight at the end of an iteration
      * (te__sm90_blockwise_steps) */
     TE_SM90_BLOCKWISE_UNROLL = 4,
-    /* The offset in bytes, within a stage, of the scales of the M operand, which is the operand of which a tile has 128
-     * rows: one scale per row. */
+    /* The offset in bytes, within a stage, of the M operand's scales: 128 scales, one for each row of the M operand in
+     * the tile. */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* The offset in bytes, within a stage, of the scales of the N operand, of which a tile has 256 rows: for a wgrad
-     * one scale per row; else one for each of the two blocks of 128 rows. */
+    /* The offset in bytes, within a stage, of the N operand's scales: for a wgrad 256 scales, one for each row of the N
+     * operand in the tile; otherwise two scales, one for each 128 of these rows. */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,

@@ -7,11 +7,11 @@
  * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
  * next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead of 72, but
  * the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing this half takes 256
- * cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (its budget:
- * docs/notes/gemm_sm90.md).
+ * cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (docs/notes/gemm_sm90.md says on what
+ * they are spent).
  *
- * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
- * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
+ * Lower bound for a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the
+ * whole bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_MAINLOOP_H

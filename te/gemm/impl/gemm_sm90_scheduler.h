@@ -127,8 +127,8 @@ typedef struct te__sm90_gemm_config {
     int transposes;        /* 1 if the kernel can store the transpose of its FP8 output in params.transposed */
     /* 1 if the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
     int holds_half;
-    /* 1 if the epilogue reads params.source in every tile, 0 if only in tiles for which it is not known at compile time
-     * which outputs are stored (te_epilogue_outputs) */
+    /* 1 if the epilogue reads params.source in every tile; 0 if it reads params.source only in tiles whose epilogue has
+     * branches (te__sm90_epilogue_tile.is_branch_free) */
     int reads_source;
     int source_has_halves; /* 1 if params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */

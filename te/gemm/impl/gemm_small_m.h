@@ -167,7 +167,7 @@ TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_ba
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Signals that this consumer warp has read the stage. The producers of both blocks wait for this signal, because each
- * multicasts x to both blocks. */
+ * producer multicasts x to both blocks. */
 TE_FN void te__small_m_release(const te_small_m_barriers *bars, int stage) {
     const int lane = (int)threadIdx.x % 32;
     if (lane < TE_SMALL_M_CLUSTER) te__barrier_arrive_remote(te__shared_address(&bars->empty[stage]), lane);

@@ -412,8 +412,8 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
 /* Returns the te_pointwise_shape (compile-time properties) of a step's ops for the epilogue of a GEMM. k: the
  * te_pointwise_shape of the same ops in a pointwise kernel. An epilogue computes no scales for an FP8 result
  * (k.scaled), because it sees only some columns of each row and so cannot find the amax of a row or tile. Nor does an
- * epilogue store the transpose that some pointwise kernels store (k.transposes), because for that transpose a block must
- * process a tile of rows and columns. */
+ * epilogue store the transpose that some pointwise kernels store (k.transposes), because for that transpose a block
+ * must process a tile of rows and columns. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;

@@ -7,7 +7,7 @@
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
  * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated. With
  * up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each of its blocks computes the
- * cosines and sines itself. Under a recipe, whose GEMMs read FP8, this is the only kernel with rope in the epilogue.
+ * cosines and sines itself. Under a recipe, whose GEMMs read FP8, only a skinny kernel can have rope in its epilogue.
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, with head sizes
  * that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule

@@ -12,8 +12,8 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the model's number
- * format. */
+/* Returns the GEMM y = x weight^T of linear i for operands in the model's number format. Its sizes and number formats
+ * are set, its pointers are not. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
