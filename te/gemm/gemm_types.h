@@ -225,8 +225,8 @@ typedef struct te_gemm_tuned {
     uint64_t algo[8];          /* the bytes of the fastest candidate's algorithm, a cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* Return a te_gemm_tuned in which the members that identify GEMM g are set, and those that hold the result of the
- * timing are 0. */
+/* Return a te_gemm_tuned in which the members that identify GEMM g are set; the members for the result of the timing
+ * are 0. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
@@ -330,8 +330,8 @@ typedef struct te_epilogue_state {
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
 /* The type of the epilogue function for ops that combine two vectors of a row, namely rope and gated activations. w:
- * the eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
- * `other_col` on. The only member of *state that is used is amax_bits. */
+ * the eight elements from column `col` on; other: the eight elements from column `other_col` on, with which the
+ * elements of w are paired. The only member of *state that is used is amax_bits. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 

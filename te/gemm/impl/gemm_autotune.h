@@ -168,7 +168,7 @@ TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winne
 
 /* Times `count` candidates. Sets ns[i] to the median time of candidate i in nanoseconds, or to 0 if the candidate
  * cannot run, and *winner to the fastest candidate, or to -1 if none ran. Candidate 0, the default, wins unless another
- * one is more than a percent faster, because the medians of two tunings differ by up to a percent.
+ * candidate is more than a percent faster, because the medians of two tunings differ by up to a percent.
  *
  * A round takes one sample of each candidate; a sample is `repeats` runs. Before each sample, memory of twice the L2's
  * size is read to flush the L2. This memory is not written, because the L2 would write it back during the sample. Round
@@ -263,7 +263,7 @@ TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, 
     }
     return TE_OK;
 }
-/* Times all candidates in a few rounds, then only the first candidate and the three fastest ones in more rounds. */
+/* Times all candidates in a few rounds, then only the first and the three fastest candidates in more rounds. */
 TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, te_context *ctx) {
     enum { FIRST_ROUNDS = 5, FINALISTS = 3 };
     int64_t ns[TE__MAX_CANDIDATES];

@@ -19,9 +19,9 @@
  *                rank sends at an even rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h).
  *                Compared with a scatter in one kernel, a rank writes and reads rank_rows n more elements.
  *
- * Floor (lower bound of the time): the time of the product alone or, if longer, the time to send the bytes over the
- * link at 450 GB/s. With large products the overlapped kernel takes 0.98 to 1.02 times as long as the product alone.
- * Measurements, and variants that were slower: docs/notes/gemm_comm_overlap.md.
+ * Lower bound of the time: the time of the product alone or, if longer, the time to send the bytes over the link at 450
+ * GB/s. With large products the overlapped kernel takes 0.98 to 1.02 times as long as the product alone. Measurements,
+ * and variants that were slower: docs/notes/gemm_comm_overlap.md.
  */
 #ifndef TE_GEMM_COMM_OVERLAP_H
 #define TE_GEMM_COMM_OVERLAP_H
@@ -36,8 +36,8 @@
 
 enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
-    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory of a group; block 0 is the
-                                           * library's, the others are the caller's (te_comm_allocate) */
+    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory of a group; the library
+                                           * allocates block 0, the caller the other blocks (te_comm_allocate) */
     TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which the rows of one rank are divided
                                            * for a gather */
     /* the smallest size of a chunk, unless all rows of a rank have fewer bytes; smaller chunks would be copied at a

@@ -127,7 +127,7 @@ TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void
     if (p->product.epilogue != TE_EPILOGUE_GELU_AUX_BIAS || aux == p->aux) return;
     te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux), p->aux = aux;
 }
-/* Set the plan's descriptor and matrix layouts to those of the GEMM that p->product describes. */
+/* Set the plan's descriptor and matrix layouts for the GEMM that p->product describes. */
 TE_API void te__gemm_describe(te__gemm_plan *p) {
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};

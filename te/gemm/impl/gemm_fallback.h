@@ -166,8 +166,9 @@ TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines
 }
 /* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. Call the
  * first eight lines L0 and the second eight L1, the first eight elements of k K0 and the second eight K1. Then the
- * order of the matrices of A (is_b 0) is (L0, K0), (L1, K0), (L0, K1), (L1, K1). The order of those of B (is_b 1) is
- * (L0, K0), (L0, K1), the operand B of one mma.sync, then (L1, K0), (L1, K1), the operand B of the next mma.sync. */
+ * order of the matrices of A (is_b 0) is (L0, K0), (L1, K0), (L0, K1), (L1, K1). The order of the matrices of B (is_b
+ * 1) is (L0, K0), (L0, K1), the operand B of one mma.sync, then (L1, K0), (L1, K1), the operand B of the next
+ * mma.sync. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };

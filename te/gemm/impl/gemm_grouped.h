@@ -221,7 +221,7 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         const float2 old = g->accumulate ? *to : make_float2(0, 0);
         *to = make_float2(old.x + u, old.y + v);
     }
-    /* Adds the sums of the second half of the warps to those of the first half; returns whether this warp has the
+    /* Adds the sums of the second half of the warps to the sums of the first half; returns whether this warp has the
      * totals. */
     TE_FN int add_halves(float *c, int half) {
         enum { SUMS = WARPS_K > 1 ? BLOCKS_M * BLOCKS_N * 4 : 1, THREADS = TE_GROUPED_THREADS / 2 };
@@ -388,8 +388,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         return WGRAD ? w->steps || !g->accumulate : w->t.first < w->t.end;
     }
 
-    /* Sets *w to the first existing tile among those with the numbers *tile, *tile + gridDim.x, .., and *tile to its
-     * number. Returns 0 if no such tile exists. */
+    /* Searches the tile numbers *tile, *tile + gridDim.x, .. for the first number with a tile, sets *tile to this
+     * number and *w to the tile. Returns 0 if no number has a tile. */
     TE_FN int seek(work *w, int *tile, const te_grouped *g) {
         const int tiles = (int)te__grouped_sm90_tiles(g);
         while (*tile < tiles && !find(w, g, *tile)) *tile += (int)gridDim.x;

@@ -1,5 +1,5 @@
 /* gemm_host.h -- te_gemm_run on a CPU: by a CBLAS library in a build with -DTE_CBLAS, else by a blocked loop. GEMMs of
- * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
+ * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" loop.
  *
  * All of these loops multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result
  * is rounded at the end. The skinny loop widens the weight in registers instead, so that it reads the weight from
@@ -74,8 +74,8 @@ TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
 }
 TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
-/* Converts the n elements of x to floats and stores these at *scratch; advances *scratch past the floats, and returns
- * their address. */
+/* Converts the n elements of x to floats and stores the floats at *scratch; advances *scratch past the floats, and
+ * returns their address. */
 TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
     te__widen_args a;
     a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
@@ -200,7 +200,7 @@ TE_KERNEL_ISA(te__sgemm, te__sgemm_args, sizeof(te__sgemm_packed),
               te__sgemm_tile(te_args, te_at, (te__sgemm_packed *)te_memory, te_isa_))
 #endif
 
-/* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are those of g. */
+/* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are taken from g. */
 TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c,
                                te_context *ctx) {
 #ifdef TE_CBLAS

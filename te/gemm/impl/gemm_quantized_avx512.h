@@ -42,7 +42,7 @@ TE__AVX512_FN __mmask64 te__avx512_fifth_bits(const te__weight_group b[4], int a
     return (__mmask64)bits;
 }
 /* Unpacks the 128 unsigned codes of four groups, in a format with codes of 4 or 5 bits. q[0] gets the first 16 codes of
- * each group: bytes 16 i to 16 i + 15 are those of group i. q[1] gets the last 16 codes of each group in this order. */
+ * each group: bytes 16 i to 16 i + 15 come from group i. q[1] gets the last 16 codes of each group in this order. */
 TE__AVX512_FN void te__avx512_nibbles(__m512i q[2], const te__weight_group b[4], te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     __m512i x;

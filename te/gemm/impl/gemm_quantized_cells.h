@@ -53,8 +53,8 @@ struct te__cells_of {
         ROW_SCALES = F == TE_BLOCK_int8 ? (int)TE_CELL_ROWS * (int)TE_BLOCK_ROW_SCALE : 0,
         /* 1 if a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
         PAIRS = GROUPS > 1 && !IS_K,
-        SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups that share a scale; not used in int8, where all
-                                         * groups of a row share one */
+        SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups that share a scale; not used in int8, where a
+                                         * whole row has one scale */
         /* the position, in a 16-bit half of a word, of the lowest bit of a code of the lane's second row (lane / 4 +
          * 8), once the code's low and high bits are merged */
         UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
@@ -65,8 +65,8 @@ struct te__cells_of {
                                         : -1, /* no zero point, or one per block */
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1 if each half of a group has a scale of its own */
-        /* Of a row of a group a lane has eight codes: with t = T_COLUMNS * (lane % 4), those of columns t to t + 3 and
-         * of columns t + HALF to t + HALF + 3 */
+        /* A lane has eight codes of a row of a group. Their columns are t to t + 3 and t + HALF to t + HALF + 3, where
+         * t = T_COLUMNS * (lane % 4) */
         T_COLUMNS = HALVES ? 4 : 8,
         HALF = HALVES ? 16 : 4
     };
@@ -158,7 +158,7 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
     return left > 0 ? high << left : high >> -left;
 }
 /* Returns the low bits of the lane's codes of a group (32 columns): four words in formats with 8-bit codes, two words
- * in the others. step: the first byte of the step (16 rows of 256 columns). */
+ * in all other formats. step: the first byte of the step (16 rows of 256 columns). */
 template <te_block_format F>
 TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;

@@ -57,8 +57,8 @@ TE_FN uint8x16_t te__neon_fifth_bits(const uint8_t *p) {
     const uint8x16_t bits = vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1]));
     return vandq_u8(vtstq_u8(bits, vld1q_u8(bit)), vdupq_n_u8(16));
 }
-/* Returns the 32 codes of a group, in a format with blocks of 32, 64 or 128 values; those of mxfp4 are twice the E2M1
- * numbers. */
+/* Returns the 32 codes of a group, in a format with blocks of 32, 64 or 128 values; in mxfp4 a code is twice the E2M1
+ * number. */
 TE_FN te__neon_codes te__neon_unpack(te__weight_group g, te_block_format f) {
     te__neon_codes q;
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) {

@@ -124,7 +124,7 @@ TE__AVX2_FN __m256i te__x86_e2m1(__m256i q) {
     const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), q);
 }
-/* Returns the 32 codes of a group. They are unsigned, except those of q8_0 and int8, which are signed. */
+/* Returns the 32 codes of a group. The codes of q8_0 and int8 are signed, all others unsigned. */
 TE__AVX2_FN __m256i te__x86_codes_32(te__weight_group g, te_block_format f) {
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) return te__x86_load(g.codes);
     const __m256i q = te__x86_nibbles(g.codes);

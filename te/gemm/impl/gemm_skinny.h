@@ -198,7 +198,7 @@ TE_FN void te__f16_of_four_e4m3(uint32_t *low, uint32_t *high, uint32_t w) {
         : "r"(w));
 }
 #endif
-/* Multiply 32 elements of k of 16 rows of W by those of eight rows of x, and add the products to c. u, v: the lane's
+/* Multiplies 16 rows of W by eight rows of x over 32 elements of k, and adds the products to c. u, v: the lane's
  * vectors in rows lane / 4 and lane / 4 + 8 of W; x: the lane's vector in row lane / 4 of x. e4m3 is converted to f16
  * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate such an instruction
  * by the same conversion and additional instructions. */
@@ -253,8 +253,9 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* The tensorwise or rowwise scales for the one element of y, among the 16 columns from `col` on, whose partial sums
- * this thread will add up in the epilogue. These scales are loaded before the mainloop computes those columns. */
+/* The tensorwise or rowwise scales for one element of y: the element for which this thread adds up the warps' partial
+ * sums in the epilogue. The element lies in one of the 16 columns from `col` on, and its scales are loaded before the
+ * mainloop computes these columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands,
                                               const te_skinny_pairing pairing) {

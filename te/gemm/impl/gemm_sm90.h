@@ -18,10 +18,10 @@
  * store partial sums in memory, and the cluster that owns the tile adds them in a fixed order. This order depends only
  * on the sizes and the number of multiprocessors, so results are bitwise reproducible.
  *
- * Flops: 2 m n k. Floor: the speed of the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an
- * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; with an
- * epilogue of bias and gelu, the kernel takes 4% longer than with an epilogue that only stores D. Measurements, and
- * variants that were slower: docs/notes/gemm_sm90.md.
+ * Flops: 2 m n k. Lower bound of the time: these flops at the speed of the tensor cores at the power limit, some 690
+ * TFLOP/s in bf16 on an H200. With an epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of
+ * cuBLASLt's fastest candidate; with an epilogue of bias and gelu, the kernel takes 4% longer than with an epilogue
+ * that only stores D. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H

@@ -58,8 +58,8 @@ enum {
 
 typedef struct te__sm90_blockwise_params {
     /* Parameters of the GEMM, of which the kernel reads only these: a_map, the tensor map of the M operand (of which a
-     * tile has 128 rows); b_map, that of the N operand (of which a tile has 256 rows); m and n, the numbers of rows of
-     * the M and of the N operand; k, alpha and tiles. */
+     * tile has 128 rows); b_map, the tensor map of the N operand (of which a tile has 256 rows); m and n, the numbers
+     * of rows of the M and of the N operand; k, alpha and tiles. */
     te__sm90_gemm_params gemm;
     /* tensor maps of the scales of the M and of the N operand. A step is 128 elements of k. Scales of 1 x 128 elements
      * are stored as [steps, rows]. Scales of 128 x 128 elements are stored as [rows / 128, steps], and copied by TMA in
@@ -262,9 +262,10 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Runs `count` steps (each 128 elements of k) from `step` on, in a software pipeline: while the tensor cores compute a
- * subtile, the warpgroup promotes the previous one, i.e. scales its sums and adds them to s->sum. The result of a batch
- * of wgmma is available some hundred cycles after its last wgmma began, and promotion takes another hundred cycles. Two
- * accumulators per warpgroup hide both times: wgmma fill one while the other is promoted.
+ * subtile, the warpgroup promotes the previous subtile, i.e. scales the subtile's sums and adds them to s->sum. The
+ * result of a batch of wgmma is available some hundred cycles after its last wgmma began, and promotion takes another
+ * hundred cycles. Two accumulators per warpgroup hide both times: wgmma fill one accumulator while the other
+ * accumulator is promoted.
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute

@@ -66,10 +66,11 @@ TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t s
         high[i] = __byte_perm(w[2 * i], w[2 * i + 1], 0x7531);
     }
 }
-/* Stores the transpose of a quarter (64 columns from `col` on, 128 rows from `row` on) to memory, after all warps of the
- * epilogue have staged their rows in `buffer`. Only warps 1 and 2 of the three epilogue warps store. Warp 0, which
+/* Stores the transpose of a quarter (64 columns from `col` on, 128 rows from `row` on) to memory, after all warps of
+ * the epilogue have staged their rows in `buffer`. Only warps 1 and 2 of the three epilogue warps store. Warp 0, which
  * processes a fifth more rows than warp 1 or 2, goes on to the next quarter, in the other buffer. (When warp 0 stored,
- * too, warps 1 and 2 spent a tenth of their time waiting for warp 0.) For a block's last tile all eleven warps store. */
+ * too, warps 1 and 2 spent a tenth of their time waiting for warp 0.) For a block's last tile all eleven warps
+ * store. */
 TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t staging, int row, int col, int warp,
                                     int lane, int buffer, int is_last) {
     const int warps = is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS;

@@ -50,8 +50,7 @@ enum { TE_GEMM_SCATTER_PREFETCHED = 3 };
 
 /* Returns the i-th (from 0) of the other ranks, in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
-/* Returns the address of eight elements that rank q has sent: those in columns col to col + 7 of row `row` of D, which
- * this rank owns. */
+/* Returns the address of columns col to col + 7 of row `row` of D, as rank q has sent them. This rank owns the row. */
 TE_FN const char *te__gemm_scatter_received(const te__gemm_scatter_params *s, int q, int row, int col) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;
     const uint32_t at = (uint32_t)((q - o->rank) * o->rank_rows + row) * (uint32_t)s->gemm.n;
@@ -123,8 +122,8 @@ TE_FN void te__gemm_scatter_load(const te__gemm_scatter_params *s, uint32_t sent
             te__load16_coherent(sent + 4 * k, te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col));
 }
 /* Adds up the eight elements at (row, col) over the ranks, in the order of the ranks. w: the elements of this rank;
- * sent: the elements that te__gemm_scatter_load has loaded, which are those of the first other ranks. The elements of
- * the remaining ranks are loaded here. */
+ * sent: the elements of the first other ranks, which te__gemm_scatter_load has loaded. The elements of the remaining
+ * ranks are loaded here. */
 TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, const uint32_t w[4],
                                 const uint32_t *sent, int row, int col, const te_dtype dtype) {
     const int rank = s->gemm.overlap.rank, begin = TE_GEMM_SCATTER_PREFETCHED + (rank <= TE_GEMM_SCATTER_PREFETCHED);

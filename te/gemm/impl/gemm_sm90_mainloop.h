@@ -2,13 +2,13 @@
  * two consumer warpgroups, each of which accumulates 64 x 256 of a tile in registers and passes the result to the
  * epilogue.
  *
- * A finished tile is passed to the epilogue while the next one is accumulated: it is rounded to 16 bits, held in
- * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
- * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
- * next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead of 72, but
- * the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing this half takes 256
- * cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (docs/notes/gemm_sm90.md says on what
- * they are spent).
+ * A finished tile is passed to the epilogue while the next tile is accumulated: the finished tile is rounded to 16
+ * bits, held in registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread
+ * over the next tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged
+ * before the next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead
+ * of 72, but the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing this half takes
+ * 256 cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (docs/notes/gemm_sm90.md breaks
+ * them down).
  *
  * Lower bound for a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the
  * whole bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.

@@ -4,8 +4,8 @@
  * The scheduler is static: every warp role of every block computes the same sequence from the sizes alone, so the roles
  * need not communicate, and results are bitwise reproducible. A cluster tile is the 256 x 256 elements of D that the
  * two blocks of a cluster compute together. Every TE_SM90_GEMM_GROUP_M rows of cluster tiles form a group. The tiles of
- * a group are computed column by column, and those in one column from top to bottom, so that the operands in use stay
- * in the L2. The tiles of a last, partial wave are split along k (Stream-K), see te__sm90_gemm_params.
+ * a group are computed column by column, each column from top to bottom, so that the operands in use stay in the L2.
+ * The tiles of a last, partial wave are split along k (Stream-K), see te__sm90_gemm_params.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_SCHEDULER_H
@@ -35,8 +35,8 @@ enum {
     TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
-    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile, unless it is the block's last
-                                        * one */
+    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile, unless the tile is the
+                                        * block's last */
     /* number of warps that run the epilogue of a block's last tile: the three epilogue warps and the eight consumer
      * warps */
     TE_SM90_GEMM_LAST_TILE_WARPS = 11
@@ -64,8 +64,8 @@ typedef struct te__sm90_gemm_overlap {
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
-/* Parameters of a kernel that computes D = alpha A op(B). The struct that is the kernel's argument begins with this
- * one. */
+/* Parameters of a kernel that computes D = alpha A op(B). The kernel's argument is a larger struct that begins with
+ * this struct. */
 typedef struct te__sm90_gemm_params {
     /* tensor maps of A, of B, of `source`, and (own_map) of this rank's rows of A */
     CUtensorMap a_map, b_map, source_map, own_map;
@@ -231,7 +231,7 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which quarter of a tile is passed to the epilogue as the i-th one, i = 0 to 3. A quarter is 64 columns. The
+/* Returns the index of the quarter of a tile (64 columns) that is passed to the epilogue as number i, i = 0 to 3. The
  * result is quarter i, except that pairing.swap_middle swaps quarters 1 and 2, so that columns 128 apart are staged
  * together. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {

@@ -19,7 +19,8 @@
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.
  *
- * Floor: the time to read W once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements: docs/notes/gemm.md.
+ * Lower bound of the time: W is read once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements:
+ * docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SMALL_M_H

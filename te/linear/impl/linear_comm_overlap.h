@@ -7,7 +7,8 @@
  * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
  * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
  * run time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work
- * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
+ * or to finish it first; the results are the same as with two separate steps, and the workspace does not depend on this
+ * choice.
  *
  * Results are bitwise identical to those of the library's GEMM and te_group_reduce_scatter through mapped memory, run
  * one after the other, with one exception: overlap changes the order of the tiles, so other tiles are in the last wave,

@@ -9,18 +9,18 @@
  * the loss and the statistics of each row, and saves the statistics. Backward recomputes each piece of the logits,
  * overwrites the piece with its gradient dlogits, and runs two GEMMs: dweight += dlogits^T x, dx += dlogits weight.
  *
- * Floor of forward and backward: four GEMMs, because the logits are computed twice; two separate steps take three.
- * Forward cannot compute the gradients, because three things are known only in backward: dy or loss_scale, whether
- * gradients accumulate, and the other uses of a tied weight. Nor could forward store the weight's gradient for later,
- * because only the caller has memory for that gradient. With te_batch.loss_in_backward, the logits are computed only
- * once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also computes the
- * losses, which are bitwise identical to those that forward would compute.
+ * Lower bound of the time of forward and backward: four GEMMs, because the logits are computed twice; two separate
+ * steps take three GEMMs. Forward cannot compute the gradients, because three things are known only in backward: dy or
+ * loss_scale, whether gradients accumulate, and the other uses of a tied weight. Nor could forward store the weight's
+ * gradient for later, because only the caller has memory for that gradient. With te_batch.loss_in_backward, the logits
+ * are computed only once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also
+ * computes the losses, bitwise identical to the losses that forward would compute.
  *
  * In backward each piece reads and writes the rows of dweight (in f32) that belong to its columns. If a piece has only
  * some of the vocabulary's columns, dx of the piece's rows is a sum over several pieces, so each of these pieces reads
  * and writes dx, too. te__logits_of_backward chooses the shape of pieces that moves the fewest bytes. The sizes of
- * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, which may differ
- * from those of two separate steps. Measurements: docs/notes/linear.md.
+ * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, but two separate
+ * steps may produce other results. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -98,8 +98,8 @@ TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t v
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* Return the shape of the pieces in which backward recomputes the logits: of all shapes that fit into the memory for
- * logits, the one with which the fewest elements are read and written. size: bytes of a logit. dx_bytes: 0 if dx is
+/* Return the shape of the pieces in which backward recomputes the logits: the shape with which the fewest elements are
+ * read and written, among all shapes that fit into the memory for logits. size: bytes of a logit. dx_bytes: 0 if dx is
  * summed in place; else dx is summed in a buffer within that memory, whose elements have dx_bytes bytes. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
@@ -132,8 +132,8 @@ typedef struct te__linear_loss {
 } te__linear_loss;
 
 /* Acquire the memory that forward or backward needs for logits: as much as 1 / TE_LOSS_FRACTION of all logits take,
- * whatever the shape of the pieces is. This memory holds a piece of the logits and, if dx needs one, the f32 buffer in
- * which dx is summed. */
+ * whatever the shape of the pieces is. This memory holds a piece of the logits and, if dx is summed in f32, the buffer
+ * for these sums. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];

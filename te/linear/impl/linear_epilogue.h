@@ -15,9 +15,9 @@
  * both halves as well. With up to eight rows a gated step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM
  * and a pointwise kernel under a recipe.
  *
- * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
- * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
- * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the floor is 0.81 ms.
+ * Lower bound of the time: the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the work of
+ * the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation, which
+ * backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the lower bound is 0.81 ms.
  * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more than the fused kernel. Measurements:
  * docs/notes/linear.md.
  */

@@ -13,7 +13,7 @@
  * that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
  * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
  *
- * Floor (lower bound of the time): that of the GEMM. A separate rope kernel would read and write the GEMM's result once
+ * Lower bound of the time: the time of the GEMM. A separate rope kernel would read and write the GEMM's result once
  * more: for 8192 x 12288 that takes 0.1 ms; the GEMM takes 1.2 ms. Measurements: docs/notes/linear.md.
  *
  * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
@@ -51,8 +51,8 @@ typedef struct te__rope_kernels {
     te__linear_kernels linear;
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    /* the number of columns of q and k together: the columns below this number are rotated; the columns after them,
-     * those of v, are not */
+    /* the number of columns of q and k together: the columns below this number are rotated, the columns of v behind
+     * them are not */
     int rotated_columns;
 } te__rope_kernels;
 

@@ -149,8 +149,8 @@ TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__l
     te__set_current(r, y);
     return TE_OK;
 }
-/* Runs the step as a GEMM, whose epilogue does the first `taken` ops after the linear, and a pointwise kernel that does
- * the others. product: memory for the GEMM's result. */
+/* Runs the step as a GEMM, whose epilogue does the first `taken` ops after the linear, and a pointwise kernel, which
+ * does all other ops. product: memory for the GEMM's result. */
 TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                            int taken, te_value product) {
     g->d = product.data;
