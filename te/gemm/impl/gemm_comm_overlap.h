@@ -5,17 +5,19 @@
  *
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
- *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; the kernel's producer thread
+ *                the tiles of its own rows first, then the tiles of the rows of rank + 1, rank + 2, ..; the kernel's
+ *                producer thread
  *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
  *   scatter      the product, then reduce_scatter. The epilogue stores its sums for rows that another rank owns,
  *                rounded to 16 bits, in a slot of that rank's memory (one slot per sender), and sets flags after each
- *                tile. A rank computes the tiles of its own rows last: by then the others' sums have arrived, and the
- *                epilogue adds them in f32 in the order of the ranks. Elements that a rank sends over its link:
+ *                tile. A rank computes the tiles of its own rows last: by then the other ranks' sums have arrived, and
+ *                the epilogue adds the sums of all ranks in f32, in the order of the ranks. Elements that a rank sends
+ *                over its link:
  *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
- *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums, also
- *                those for this rank's own rows, in slots; the tiles alternate between the rows of all ranks, so that a
+ *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums (also the
+ *                sums for this rank's own rows) in slots; the tiles alternate between the rows of all ranks, so that a
  *                rank sends at an even rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h).
  *                Compared with a scatter in one kernel, a rank writes and reads rank_rows n more elements.
  *

@@ -315,7 +315,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
 /* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
 
 /* The state to which te_context.gemm points: the workspace, and the strategies that autotuning chose for the steps of
- * plans. For a single GEMM nothing is chosen, because without cuBLASLt the fallback kernel is the only candidate. */
+ * models (fused ops). For a single GEMM nothing is chosen, because without cuBLASLt the fallback kernel is the only
+ * candidate. */
 typedef struct te__gemm_state {
     void *workspace;
     int choices;

@@ -685,7 +685,7 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
 }
 #else
 enum { TE_GROUPED_MAX_PARTS = 16 }; /* the largest number of parts of one group's quantized weight */
-/* Returns the number of floats that g->scratch needs, unless the weight is quantized. */
+/* Returns the number of floats that g->scratch needs if the weight is not quantized. */
 TE_API size_t te__grouped_scratch(const te_grouped *g) {
     const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
     return te__gemm_scratch(&p);

@@ -230,8 +230,8 @@ typedef struct te__skinny_args {
     const float *a;        /* [m, k] */
     const uint8_t *weight; /* [rows, k] of `dtype`: f32, bf16 or f16; need not be aligned */
     te_dtype dtype;
-    int64_t rows, first; /* rows: the number of rows of the weight; first: the column of D that belongs to the weight's
-                          * first row */
+    int64_t rows, first; /* rows: the number of rows of the weight; first: the index of the column of D that the
+                          * weight's first row produces */
 } te__skinny_args;
 
 /* Adds to sum[16 r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i. kk

@@ -71,7 +71,8 @@ struct te__cells_of {
         HALF = HALVES ? 16 : 4
     };
 };
-/* Returns the bytes of the cells of 16 rows of k columns, including the rows' scales behind them. */
+/* Returns the bytes that 16 rows of k columns take: their cells and, in int8, the scales of the rows behind the
+ * cells. */
 template <te_block_format F>
 TE_FN int64_t te__cells_of_rows(int k) {
     return (int64_t)(k / te__cells_of<F>::VALUES) * te__cells_of<F>::CELL + te__cells_of<F>::ROW_SCALES;
@@ -79,7 +80,7 @@ TE_FN int64_t te__cells_of_rows(int k) {
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
-/* Returns a b + c for two packed numbers of format M. */
+/* Returns a * b + c. Each of the words a, b and c holds two numbers of format M. */
 template <te_dtype M>
 TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;

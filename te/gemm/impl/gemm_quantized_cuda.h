@@ -57,10 +57,10 @@ typedef struct te__quantized {
     int steps_of_block;
     int row_bytes;      /* bytes of the cells of 16 rows of W */
     int row_scales;     /* bytes of the scales of 16 rows, which lie behind their cells (only in int8) */
-    int across;         /* the number of warps of a block that have different row tiles; warps from across * stride on
-                         * are idle */
+    int across;         /* the number of row tiles that a block computes at a time, each by `stride` warps; warps from
+                         * across * stride on are idle */
     int across_inverse; /* to divide quickly: warp / across is warp * across_inverse >> 8 */
-    int stride;         /* the number of warps that have the same row tile, but different steps */
+    int stride;         /* the number of warps that compute the same row tile, each in different steps */
     int columns;        /* rows of A in shared memory (three for each row of an f32 A), rounded up to a power of two */
     int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
                          * these do not fit, a multiple of `stride` */

@@ -67,11 +67,11 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = 0;
 }
-/* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns, else twice 8 adjacent columns,
- * so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of the first half of
- * y pairs with column i of the second half (a gated op). Else y consists of heads of head_dim columns, and in each head
- * the first rotary / 2 columns pair with the next rotary / 2 (rope), and the first half of the other columns with their
- * second half. */
+/* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns; otherwise two runs of 8
+ * adjacent columns, so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of
+ * the first half of y pairs with column i of the second half (a gated op). Else y consists of heads of head_dim
+ * columns, and in each head the first rotary / 2 columns pair with the next rotary / 2 (rope), and the first half of
+ * the other columns with their second half. */
 typedef struct te_skinny_pairing { int pairs, head_dim, rotary; } te_skinny_pairing;
 /* The 16 columns that a block computes together are two runs of eight adjacent columns. Returns the first column of the
  * first run (second 0) or of the second run (second 1). All columns of y are divided into such groups of 16; col: 16
@@ -83,8 +83,8 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
-/* Returns the column of y to which row `row` of the 16 rows of W belongs. This column is also the number of the row in
- * W. */
+/* Returns the index in W of row `row` of the 16 rows that a block multiplies together. The index is also that of the
+ * column of y that this row produces. */
 TE_FN int te__skinny_column_of(const te_skinny *p, int col, int row, const te_skinny_pairing k) {
     return k.pairs ? te__skinny_column(p, col, row / 8, k) + row % 8 : col + row;
 }
@@ -220,10 +220,10 @@ TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], 
     }
 #endif
 }
-/* Adds the products of one step to the lane's four sums c. These are the sums for rows lane / 4 and lane / 4 + 8 of W,
- * each multiplied by rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
- * replaced by that of the next step as soon as it has been multiplied. next: the address of the first vector of the
- * next step; left: the number of elements from `next` to the end of the row. */
+/* Adds the products of one step to the lane's four sums c. The four sums are the dot products of rows lane / 4 and lane
+ * / 4 + 8 of W with rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
+ * replaced by the vector of the next step as soon as it has been multiplied. next: the address of the first vector of
+ * the next step; left: the number of elements from `next` to the end of the row. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const uint16_t *next, int left,
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {

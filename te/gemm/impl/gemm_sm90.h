@@ -42,8 +42,8 @@
  * half the time that it takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    /* the registers per thread of the same two kinds of warpgroups, in a kernel whose consumers hold only half of a
-     * finished tile in registers (config.holds_half) */
+    /* the same two numbers for a kernel whose consumers hold only half of a finished tile in registers
+     * (config.holds_half) */
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184
 };
 
@@ -232,8 +232,8 @@ enum {
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of clusters that help with a tile */
     TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */
     /* The smallest number of steps in a split if there are fewer helpers than split tiles, so that one helper computes
-     * splits of several tiles in turn. An example is 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps
-     * for 42 tiles: the GEMM takes 645 us, and 650 us without splitting. */
+     * splits of several tiles, one after the other. An example is 8192 x 6144 x 4096, where 24 helpers compute splits
+     * of 21 steps for 42 tiles: the GEMM takes 645 us, and 650 us without splitting. */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 

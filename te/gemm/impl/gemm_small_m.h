@@ -46,7 +46,8 @@ enum {
     TE_SMALL_M_STAGES = 10, /* the largest number of stages of the ring */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
     TE_SMALL_M_MAX_SPLITS = 8,     /* the largest number of parts into which a tile's k is split */
-    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in a part of a split k; a step fills one stage */
+    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in each part of k, if k is split; a step fills one
+                                    * stage */
 };
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
@@ -90,8 +91,8 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 /* ---- the scheduler ----------------------------------------------------------------------------------------------- */
 
 /* A tile of this block, or a part of a tile: columns of y from col on, steps [first, last) of k. The k of a tile of the
- * last wave is split into `parts` parts, each computed by another cluster; this is part number `part` of tile number
- * `split_tile` of the last wave. For all other tiles part is 0 and parts is 1. */
+ * last wave is split into `parts` parts, each computed by another cluster; the struct then describes part number `part`
+ * of tile number `split_tile` of the last wave. For all other tiles part is 0 and parts is 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
 /* Sets *t to this block's tile in the j-th piece of work of its cluster. Returns 0 if there is no such piece. */

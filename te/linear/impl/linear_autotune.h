@@ -30,7 +30,7 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs the kernels that GEMM `next` needs, besides those of the strategy, before it can read the result in FP8. These
+/* Runs the kernels that GEMM `next` needs, besides the strategy's kernels, before it can read the result in FP8. These
  * kernels are timed as part of the strategy: a cast, if the strategy has not stored the result in FP8; and a transpose,
  * if forward saves the operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {

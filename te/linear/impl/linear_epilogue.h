@@ -171,7 +171,7 @@ TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        /* with TE_RESULT_amax y may be null, namely if the kernel computes only the amax, so nothing is assumed */
+        /* with TE_RESULT_amax nothing is assumed about y, because y is null if the kernel computes only the amax */
         __builtin_assume(c->y != 0);
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;

@@ -76,8 +76,8 @@ TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewh
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Returns whether all values that the step's ops write, and all fork values that they add, are in the model's number
- * format. */
+/* Returns whether all values that the step's ops write, and all values of forks that these ops add, are in the model's
+ * number format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
