@@ -64,7 +64,7 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 
 /* Says whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they
  * would make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a
- * program that wants them as candidates of autotuning, defines this as 1. */
+ * program that wants them as candidates of autotuning, defines TE_SMALL_M_16BIT as 1. */
 #ifndef TE_SMALL_M_16BIT
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif

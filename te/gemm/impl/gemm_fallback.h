@@ -189,9 +189,9 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
     /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
-     * cp.async. A call with a step behind the last one copies nothing, but commits an empty group. The mainloop needs
-     * it: to wait for a step, it waits until at most a fixed number of later groups is in flight (cp.async.wait_group),
-     * and so relies on one group per step. */
+     * cp.async. A call with a step behind the last step copies nothing, but commits an empty group. The mainloop relies
+     * on one group per step: to wait for a step, the mainloop waits until at most a fixed number of later groups is in
+     * flight (cp.async.wait_group). */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);

@@ -141,7 +141,7 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
                                                     * index of the inner dimension */
         K = TE_GROUPED_DEPTH,
         /* in a tile of 16 x 64, half of the warps multiply the first half of each stage's inner dimension, and the
-         * other half of the warps its second half */
+         * other half of the warps multiply the second half */
         WARPS_M = M == 16 ? 1 : 2, WARPS_K = M == 16 && N == 64 ? 2 : 1, WARPS_N = 8 / WARPS_M / WARPS_K,
         WARP_M = M / WARPS_M, WARP_N = N / WARPS_N, WARP_K = K / WARPS_K,
         BLOCKS_M = WARP_M / 16, BLOCKS_N = WARP_N / 8,

@@ -273,7 +273,7 @@ TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, 
         te_store(g->d, at, g->alpha * total + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
     }
 }
-/* Compute the block's columns of D in up to TE__SKINNY_M rows. dtype: that of the weight, a compile-time constant. */
+/* Compute the block's columns of D in up to TE__SKINNY_M rows. dtype: the weight's dtype, a compile-time constant. */
 TE_FN void te__skinny_columns(const te__skinny_args *args, te_block block, te_dtype dtype, te_isa isa) {
     const int64_t from = (int64_t)block.x * TE__SKINNY_BLOCK, to = te_min(args->rows, from + TE__SKINNY_BLOCK);
     const int64_t m0 = (int64_t)block.y * TE__SKINNY_M, m1 = te_min(args->g->m, m0 + TE__SKINNY_M);

@@ -99,8 +99,8 @@ struct te__quantized_memory {
 
 /* ---- what a warp computes ---------------------------------------------------------------------------------------- */
 
-/* What a warp computes: row tile number `row` of each of its block's tiles, in steps begin + first, begin + first +
- * stride, .., below `end`. */
+/* What a warp computes: row tile number `row` (16 rows of W) of each of its block's tiles, in steps begin + first,
+ * begin + first + stride, .., below `end`. */
 typedef struct te__quantized_place {
     int tile, next_tile; /* the index of the block's first tile, and the distance from each tile to the next */
     int rank;            /* the block's number in its cluster */

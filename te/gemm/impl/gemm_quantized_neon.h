@@ -51,7 +51,7 @@ TE_FN te__neon_codes te__neon_subtract(uint8x16_t first, uint8x16_t second, int 
     q.second = vsubq_s8(vreinterpretq_s8_u8(second), vdupq_n_s8((int8_t)zero));
     return q;
 }
-/* Returns 16 in each byte i whose bit i is set in the 16 bits at p, and else 0. */
+/* Returns 16 bytes: byte i is 16 if bit i of the 16 bits at p is set, else 0. */
 TE_FN uint8x16_t te__neon_fifth_bits(const uint8_t *p) {
     static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
     const uint8x16_t bits = vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1]));

@@ -301,8 +301,8 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
                                  ctx);
 }
-/* Gathers the rows of A, and lets the GEMM begin only after that. Used in tests, which run collective and GEMM one
- * after the other (te__overlap_memory.serial). */
+/* Gathers the rows of A. The GEMM begins only after all rows have arrived. Used in tests, which run collective and GEMM
+ * one after the other (te__overlap_memory.serial). */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
     return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,

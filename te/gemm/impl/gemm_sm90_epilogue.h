@@ -158,7 +158,7 @@ TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
 }
 /* A barrier of the eleven warps that work on a block's last tile. (The racecheck tool of CUDA 13.0 does not support
  * barriers of only some of a block's warps. It therefore reports races that do not exist, between accesses that are
- * ordered by this barrier or by those of te__sm90_transpose_store.) */
+ * ordered by this barrier or by the barriers of te__sm90_transpose_store.) */
 TE_FN void te__sm90_epilogue_sync_last_tile(void) {
     asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
 }

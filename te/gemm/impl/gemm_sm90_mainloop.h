@@ -43,10 +43,10 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
         if (due) te__sm90_gemm_prefetch_quarter(p, of, (q + 1) % 4, k);
     }
 }
-/* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * If another rank sends these rows (in chunks, each with a flag), first waits until their chunk has arrived. *seen: the
- * last chunk that is known to have arrived. Its flag is not read again, because reading a flag takes so long that the
- * consumers use up all filled stages meanwhile. */
+/* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to the index of the first of
+ * these rows in that map. If another rank sends the rows (in chunks, each with a flag), first waits until their chunk
+ * has arrived. *seen: the last chunk that is known to have arrived. The flag of this chunk is not read again, because
+ * reading a flag takes so long that the consumers use up all filled stages meanwhile. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -221,8 +221,8 @@ TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__
     return g;
 }
 /* Signals to the producers of both blocks of the cluster that this warp has read the stage before the current one. Both
- * producers wait for this signal before they fill that stage again, because each multicasts B into that stage of both
- * blocks. */
+ * producers wait for this signal before they fill that stage again, because each producer multicasts B into that stage
+ * of both blocks. */
 TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);

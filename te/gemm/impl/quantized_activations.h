@@ -208,7 +208,8 @@ typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activati
     TE__COLUMNS_KERNEL(isa, attribute, f, 1)   \
     TE__COLUMNS_KERNEL(isa, attribute, f, 2)   \
     TE__COLUMNS_KERNEL(isa, attribute, f, 4)
-/* Return the kernel for `count` rows, in a function that has the parameters f and count. */
+/* A case of a switch over the format: returns the kernel for this format and `count` rows. The function around the
+ * switch has a parameter `count`. */
 #define TE__COLUMNS_CASE(isa, f) \
     case TE_BLOCK_##f:           \
         return count == 1 ? te__##isa##_##f##_1 : count == 2 ? te__##isa##_##f##_2 : te__##isa##_##f##_4;

@@ -1,8 +1,9 @@
 /* linear_comm_overlap.h -- a step (an op, or several fused ops) can defer its work to the next step, which overlaps
- * this work with its own. Three kinds of steps do so: an all_gather before a linear, a linear before a reduce_scatter,
- * both in forward and in backward (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern that begins with an
- * all_reduce, where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h).
- * Besides, the GEMM of a weight gradient can be deferred, so that it runs while rows are gathered (last section).
+ * this work with its own. Three kinds of steps defer their work: an all_gather before a linear, a linear before a
+ * reduce_scatter, both in forward and in backward (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern
+ * that begins with an all_reduce, where the GEMM's kernel sends its result to the ranks that sum it
+ * (te/comm/impl/collective_step.h). Besides, the GEMM of a weight gradient can be deferred, so that it runs while rows
+ * are gathered (last section).
  *
  * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
  * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
