@@ -274,7 +274,7 @@ typedef enum te_gemm_strategy {
 } te_gemm_strategy;
 
 /* The strategy that was chosen by timing, either for a fused pattern or for a single FP8 GEMM. For a single FP8 GEMM
- * TE_STRATEGY_BARE means that cuBLASLt computes it, and TE_STRATEGY_CUSTOM that a kernel of this library does. */
+ * TE_STRATEGY_BARE means that cuBLASLt runs the GEMM, and TE_STRATEGY_CUSTOM that a kernel of this library runs it. */
 typedef struct te_gemm_choice {
     /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands (te__operands_text), as in
      * "linear_bias_gelu:e4m3*e4m3.bf16.fast" */

@@ -5,15 +5,13 @@
  *
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
- *                the tiles of its own rows first, then the tiles of the rows of rank + 1, rank + 2, ..; the kernel's
- *                producer thread
+ *                the tiles of its own rows first, then those of the rows of rank + 1, rank + 2, ..; its producer thread
  *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
  *   scatter      the product, then reduce_scatter. The epilogue stores its sums for rows that another rank owns,
  *                rounded to 16 bits, in a slot of that rank's memory (one slot per sender), and sets flags after each
  *                tile. A rank computes the tiles of its own rows last: by then the other ranks' sums have arrived, and
  *                the epilogue adds the sums of all ranks in f32, in the order of the ranks. Elements that a rank sends
- *                over its link:
- *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
+ *                over its link: rank_rows n (N - 1); the receiving ranks also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
  *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums (also the
@@ -253,8 +251,9 @@ typedef struct te__handshake_args {
 
 enum { TE_HANDSHAKE_THREADS = 128 };
 /* The body of the handshake kernel, one block on each rank: it begins a new epoch, tells all ranks that they may write
- * to this rank's memory, and waits until all of them have told this rank the same. The kernel takes 3 us if all ranks
- * start it at the same time; 1 to 1.5 us of this time is the latency of a store to another rank. */
+ * to this rank's memory, and waits until all ranks have told this rank that it may write to their memory. The kernel
+ * takes 3 us if all ranks start it at the same time; 1 to 1.5 us of this time is the latency of a store to another
+ * rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -285,9 +284,10 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 /* ---- gather: copies that overlap a GEMM -------------------------------------------------------------------------- */
 
 /* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather, the GEMM, or both. The copies
- * go from `own`, this rank's rows, to to[q] on each rank q. If other work is to run between the start of the copies and
- * the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call enqueues both. A graph replay
- * repeats the calls with the same arguments. The arguments of the GEMM's kernel follow this struct in memory. */
+ * read this rank's rows at `own`, and store them at address to[q] on each rank q. If other work is to run between the
+ * start of the copies and the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call enqueues
+ * both. A graph replay repeats the calls with the same arguments. The arguments of the GEMM's kernel follow this struct
+ * in memory. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;

@@ -108,8 +108,8 @@ TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
 /* Returns whether the skinny kernel is expected to be faster than the alternative. The kernel pads k to a multiple of
- * its step (TE_SKINNY_STEP). It is faster if at most 1/8 of the padded k is padding, or if W is so small that the
- * launch dominates the time. In a build without cuBLASLt the skinny kernel always runs where it can. */
+ * its step (TE_SKINNY_STEP). The skinny kernel is faster if at most 1/8 of the padded k is padding, or if W is so small
+ * that the launch dominates the time. In a build without cuBLASLt the skinny kernel always runs where it can. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
@@ -287,7 +287,7 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
 /* Returns the custom kernels for an FP8 GEMM of g's dtypes. TE_IF_USED turns this function into a template, so that a
- * program that does not call it does not contain these kernels. */
+ * program that does not call this function does not contain these kernels. */
 TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }

@@ -1,5 +1,6 @@
 /* gemm_fallback.h -- GEMM kernels for every shape on compute capability 8.0 and up, without cuBLASLt. In a build with
- * TE_NO_CUBLASLT they run the products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
+ * TE_NO_CUBLASLT these kernels run the products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h)
+ * supports.
  *
  * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
@@ -130,8 +131,8 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
-/* Copy the first `count` of eight elements to shared memory, and zeros in place of the others. Used instead of cp.async
- * if the operand's rows are not aligned to 16 bytes. */
+/* Copy the first `count` of eight elements to shared memory, and zeros in place of the remaining elements. Used instead
+ * of cp.async if the operand's rows are not aligned to 16 bytes. */
 TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int count) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {

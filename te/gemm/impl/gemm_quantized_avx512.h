@@ -370,7 +370,7 @@ TE__TARGET_AVX512 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weig
 #define TE__X86_EACH(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
 /* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel (16 unpacked rows of the weight) and row row[r]
  * of the activations, over the `kk` values from k0 on. f, a compile-time constant: the weight's format, or any other
- * with the same group size and zero point. */
+ * format with the same group size and zero point. */
 TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS],
                                       int64_t k0, int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);

@@ -97,7 +97,7 @@ TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
     return d;
 }
 /* Returns log2 of the unit, the power of two by which a code is multiplied when it is converted to format M. The unit
- * is the smallest number of M times the largest power of two in M. */
+ * is the smallest positive number of M times the largest power of two in M. */
 TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 : -9; }
 /* Returns a word whose two 16-bit halves are both the number 2^e in format m. */
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {

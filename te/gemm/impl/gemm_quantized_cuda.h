@@ -65,8 +65,7 @@ typedef struct te__quantized {
     int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
                          * these do not fit, a multiple of `stride` */
     int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
-    int early_weights;  /* 1 if the previous kernel does not write W, so that W is loaded before that kernel has
-                         * ended */
+    int early_weights;  /* 1 if the previous kernel does not write W; then W is loaded before that kernel has ended */
     int out_f32;        /* 1 if y and c are in f32, 0 if they have A's dtype */
 } te__quantized;
 
@@ -85,8 +84,8 @@ struct te__quantized_memory {
         SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* number of groups added unscaled */
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
         X_STEP = (int)STEP_K * 2,                                                         /* bytes of a row of A */
-        /* For a k-quant, each warp converts the scales of a step and stores them in shared memory. These are the bytes
-         * that one group takes there, including 16 bytes of padding, with which groups lie in different banks */
+        /* For a k-quant, each warp stores the converted scales of a step in shared memory. EXPANDED_GROUP: the bytes of
+         * one group there, including 16 bytes of padding, with which groups lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
         EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
@@ -542,8 +541,7 @@ TE_FN void te__quantized_fence_async(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* Fills a stage with zeros behind its first `bytes` bytes, because the last step of a row of W may be shorter than a
- * stage. */
+/* Fills a stage with zeros behind its first `bytes` bytes: the last step of a row of W may be shorter than a stage. */
 template <int STEP>
 TE_FN void te__quantized_clear(char *stage, int bytes) {
     for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512)
@@ -663,8 +661,8 @@ TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, in
     default: return 0;
     }
 }
-/* Returns how many clusters of `split` blocks can run at the same time, or 0 if the kernel's code was compiled for GPUs
- * without clusters. */
+/* Returns how many clusters of `split` blocks can run at the same time, or 0 if its code is for GPUs without
+ * clusters. */
 TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split, const te_context *ctx) {
     struct cudaFuncAttributes is;
     cudaLaunchAttribute attribute = {};

@@ -144,7 +144,7 @@ TE_FN te__neon_codes te__neon_codes_k(const uint8_t *b, int g, te_block_format f
         const int half = g / 4, row = g % 4;
         const uint8_t *low = b + half * 64 + row % 2 * 32, *high = b + 128 + half * 32;
         uint8x16_t first = vld1q_u8(low), second = vld1q_u8(low + 16);
-        const int8x16_t right = vdupq_n_s8((int8_t)(-2 * row)); /* a shift by -n is one to the right */
+        const int8x16_t right = vdupq_n_s8((int8_t)(-2 * row)); /* a shift by -n is a shift by n to the right */
         const uint8x16_t two = vdupq_n_u8(3);
         first = row / 2 ? vshrq_n_u8(first, 4) : vandq_u8(first, low4);
         second = row / 2 ? vshrq_n_u8(second, 4) : vandq_u8(second, low4);

@@ -59,8 +59,8 @@ typedef struct te_skinny {
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* A step of a block: col is the number of the first of its 16 columns of y, k the first element of k that the step
- * processes. All warps of the block process their parts of the same step. */
+/* A step of a block: col is the number of the first of the block's 16 columns of y, k the first element of k that the
+ * step processes. All warps of the block process their parts of the same step. */
 typedef struct te_skinny_position { int col, k; } te_skinny_position;
 TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     at->k += TE_SKINNY_STEP;

@@ -226,8 +226,8 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    /* The largest number of splits into which the k of a tile is cut (Stream-K). It is limited because the cluster that
-     * owns the tile spends some 4 us to receive and add the sums of each further split. */
+    /* The largest number of splits into which the k of a tile is cut (Stream-K). The number is limited because the
+     * cluster that owns the tile spends some 4 us to receive and add the sums of each further split. */
     TE_SM90_GEMM_MAX_SPLITS = 6,
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of clusters that help with a tile */
     TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */

@@ -2,9 +2,8 @@
  * 128 x 128, as in the recipe fp8_block. The tensor cores add in less than f32's precision. So after every step, which
  * is 128 elements of k, the tensor cores' sums are scaled and added to sums in f32, as in DeepGEMM's kernels.
  *
- *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128.
- *   weight gradient (wgrad) B (each row of which is a column of D) also has a scale for each row and each 128 elements
- *   of k. D is f32.
+ *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128
+ *   weight gradient (wgrad)  A and B (its rows are D's columns) each have such a scale for each row; D is f32
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
  * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each
@@ -21,8 +20,8 @@
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
  *
- * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed when a product is first run, and the faster one is
- * chosen; te_gemm_save saves this choice. If the two were not timed, a built-in rule (te__persistent_pays) decides.
+ * With ctx->gemm_tune on, the first run of a product times this kernel and cuBLASLt, and the faster one is chosen;
+ * te_gemm_save saves this choice. Without a timing, a built-in rule (te__persistent_pays) decides.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_BLOCKWISE_H
@@ -377,7 +376,7 @@ TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32
             te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, w.y, step, bar, 0);
             if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, w.x, step, bar, 0);
             /* A TMA box must begin at a multiple of 16 bytes, so every step loads the scales of four steps, from step &
-             * ~3 on, and uses one of them. */
+             * ~3 on, and uses one of the four. */
             else
                 te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, step & ~3, w.x / 128, bar, 0);
         }

@@ -326,9 +326,9 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* Processes a tile, quarter by quarter. If another rank owns the tile's rows (reduce_scatter), at last signals to that
- * rank that the tile has been stored in its memory. If this rank owns the rows, the caller has already waited for the
- * other ranks' sums. */
+/* Processes a tile, quarter by quarter. If another rank owns the tile's rows (reduce_scatter), the function finally
+ * signals to that rank that the tile is complete in that rank's memory. If this rank owns the rows, the caller has
+ * already waited for the other ranks' sums. */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {

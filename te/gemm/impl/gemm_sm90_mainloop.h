@@ -75,7 +75,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_work w, before;
     int seen = -1;
     /* Before the first tile there is no tile for which the epilogue's source must be prefetched. The positive split
-     * marks `before` as work without an epilogue, like that of a Stream-K helper. */
+     * marks `before` as work without an epilogue, like the work of a Stream-K helper. */
     before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
@@ -153,8 +153,8 @@ TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
 /* Store quarter number `quarter` of a tile to its staging buffer. An epilogue that needs pairs of columns (k.pairing)
- * needs two quarters at once. For such an epilogue, a call for an even quarter stores that quarter and the next one,
- * which fill both buffers, and a call for an odd quarter does nothing. */
+ * needs two quarters at once. For such an epilogue, a call for an even quarter stores that quarter and the next
+ * quarter, which fill both buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -298,7 +298,7 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
  * previous tile is held in registers while the next tile is accumulated. The first half of a tile is staged as soon as
  * the tile is finished. The third quarter (64 columns) is staged after 3/8 of the next tile's steps, because by then
  * the epilogue has normally processed the first quarter and emptied its buffer; if not, the warpgroup waits. The fourth
- * quarter is staged after 5/8, when the second has normally been processed. */
+ * quarter is staged after 5/8, when the second quarter has normally been processed. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;

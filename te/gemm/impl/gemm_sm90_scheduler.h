@@ -133,7 +133,7 @@ typedef struct te__sm90_gemm_config {
     int source_has_halves; /* 1 if params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */
     /* which two vectors of a row of D are passed together to a te_epilogue_pair_fn; pairing.group is 0 if the epilogue
-     * needs no pairs. If it does, B must be stored [n, k]. */
+     * needs no pairs. If the epilogue needs pairs, B must be stored [n, k]. */
     te__sm90_gemm_pairing pairing;
     int reduce_scatter;    /* 1 if each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1 if the kernel can store column sums in params.column_sums */
@@ -157,8 +157,8 @@ typedef struct te__sm90_gemm_barriers {
 
 /* A piece of a cluster's work: steps [first_step, end_step) of k of one tile. x is the tile's first column, y the first
  * of this block's rows. If split is -1, the tile is not split, and the steps are all of k. If split is 0, this cluster
- * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own. If split > 0, another cluster
- * owns the tile, and this cluster computes split number `split` of k as a helper. */
+ * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own sums. If split > 0, another
+ * cluster owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
 /* Returns which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without

@@ -1,10 +1,10 @@
 /* gemm_small_m.h -- a GEMM of 9 to 128 rows on compute capability 9.0, y[m, n] = x[m, k] W[n, k]^T: decoding a batch.
  *
- * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second. Here W is the first operand and x,
- * padded to 16, 32, 64 or 128 rows, the second, so that little of the tensor cores' work is wasted on padding. A block
- * multiplies 128 rows of W, which yield 128 columns of y. The L2 delivers 5 to 6 TB/s, not much more than the 4.3 TB/s
- * at which W is read from memory. Therefore x is loaded from the L2 only once per cluster: each of the cluster's two
- * blocks loads half of x and multicasts this half to both.
+ * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second operand. Here W is the first operand
+ * and x, padded to 16, 32, 64 or 128 rows, the second, so that little of the tensor cores' work is wasted on padding. A
+ * block multiplies 128 rows of W, which yield 128 columns of y. The L2 delivers 5 to 6 TB/s, not much more than the 4.3
+ * TB/s at which W is read from memory. Therefore x is loaded from the L2 only once per cluster: each of the cluster's
+ * two blocks loads half of x and multicasts this half to both.
  *
  *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same pass,
  *              the thread fills the ring with W while that kernel still runs, which is safe because no kernel of a pass
@@ -12,9 +12,9 @@
  *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
- * of each tile of this wave is split over several clusters: these store partial sums in the workspace, and the cluster
- * that finishes last adds up these sums in the order of k. So results are bitwise reproducible, and no block waits for
- * a block of another cluster.
+ * of each tile of this wave is split over several clusters: these clusters store partial sums in the workspace, and the
+ * cluster that finishes last adds up these sums in the order of k. So results are bitwise reproducible, and no block
+ * waits for a block of another cluster.
  *
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.

@@ -72,7 +72,7 @@ TE_FN float te__rounded_scale(float v) {
     return magnitude >= 6.103515625e-05f && magnitude <= 65504.0f ? te_float_of_f16(te_f16_of_float(v)) : v;
 }
 /* Returns the largest magnitude of n numbers; infinity or NaN if one of them is not finite. Compares the bits of the
- * floats as integers, because compilers vectorise a maximum of integers, but not one of floats. */
+ * floats as integers, because compilers vectorise a maximum of integers, but not a maximum of floats. */
 TE_FN float te__activations_amax(const float *x, int n) {
     uint32_t max = 0;
     for (int i = 0; i < n; i++) {
@@ -150,8 +150,8 @@ TE_API te_status te__activations_of(const te__activations *a, const void *x, te_
 
 /* ---- the weight's groups ----------------------------------------------------------------------------------------- */
 
-/* Returns the offset of the codes in a block, in bytes: behind its scales and, in q5_0 and q5_1, the codes' highest
- * bits. */
+/* Returns the offset of the codes in a block, in bytes. The codes lie behind the block's scales and, in q5_0 and q5_1,
+ * behind the codes' highest bits. */
 TE_FN int te__group_codes_at(te_block_format f) {
     return f == TE_BLOCK_int8                                  ? 0
            : f == TE_BLOCK_mxfp4                               ? 1

@@ -187,9 +187,9 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0;
     return 1;
 }
-/* Times all strategies that can run this step, if there are two or more, and stores the fastest one (te__linear_time).
- * otherwise: the default strategy, which is the first candidate; can_fuse: 1 if one kernel for the whole step is a
- * candidate. */
+/* Times all strategies that can run this step, if there are two or more, and stores the fastest strategy
+ * (te__linear_time). otherwise: the default strategy, which is the first candidate; can_fuse: 1 if one kernel for the
+ * whole step is a candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {

@@ -353,8 +353,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     }
 
 /* Returns whether the kernel must store the value whose memory is at `p`. The kernel must do so if the value is the
- * result of the step, if an op of the step reads the value, or if the value is that of a fork, which another step reads
- * too. Call this function when the kernel's arguments have been filled in. */
+ * result of the step, if an op of the step reads the value, or if the value is the output of a fork that another step
+ * also reads. Call this function when the kernel's arguments have been filled in. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {

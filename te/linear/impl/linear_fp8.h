@@ -288,8 +288,8 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
                                                   : te__tensorwise_backward(w, x, r, i, dy);
 }
 
-/* Defines the FP8 kernels of a model that names `recipe`, and the table of them, `name`##_fp8. An op may have another
- * recipe than its model, but fp8_block and fp8_row are allowed only where the model names the same recipe
+/* Defines the FP8 kernels of a model that names `recipe`, and the table of these kernels, `name`##_fp8. An op may have
+ * another recipe than its model, but fp8_block and fp8_row are allowed only where the model names the same recipe
  * (te/ops/linear.h). weights, rounding: the model's options (declare.h). backward: te__fp8_backward, or 0 if the model
  * is for inference only. */
 #define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \

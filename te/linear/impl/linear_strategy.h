@@ -104,7 +104,7 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
         /* Adding only the bias in the epilogue pays only if forward saves the output of the bias for backward: the GEMM
-         * then stores it, and the pointwise kernel, which does the other ops, need not store it again. */
+         * then stores this output, and the pointwise kernel, which does the other ops, need not store it. */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
