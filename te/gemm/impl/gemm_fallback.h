@@ -145,7 +145,8 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
 /* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
  * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines from number `line` on, and
  * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile keeps the operand's layout: if MN_MAJOR is 0
- * (K-major), the elements of a line are adjacent; if MN_MAJOR is 1, the elements of all lines at one index of k are. */
+ * (K-major), the elements of a line are adjacent; if MN_MAJOR is 1, the elements of all lines at one index of k are
+ * adjacent. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {

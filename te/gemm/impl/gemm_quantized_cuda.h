@@ -45,7 +45,7 @@ typedef struct te__quantized {
     const void *x;     /* [m, k] */
     const char *cells; /* of W, [rows, k] */
     void *y;           /* [m, ld]: the part of D from the column on that the first of these rows of W produces */
-    const void *c;     /* as y; read if beta is not 0 */
+    const void *c;     /* [m, ld]: C, laid out as y; read if beta is not 0 */
     const void *bias;  /* [rows], or null */
     float alpha, beta;
     int m, rows, k, ld;

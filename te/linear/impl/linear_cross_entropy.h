@@ -76,8 +76,8 @@ enum {
      * many rows: reading and writing dweight for each piece then takes less time than computing the logits a second
      * time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    /* With te_batch.loss_in_backward the logits are also computed only in backward if dweight has at most this many
-     * elements, because dweight then stays in the L2. */
+    /* Even with fewer rows per piece, te_batch.loss_in_backward is followed if dweight has at most this many elements,
+     * because dweight then stays in the L2. */
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22
 };
 /* The shape of a piece of the logits. columns: the vocabulary's size, or less if the piece has only a part of the
@@ -161,8 +161,8 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* Computes a piece of the logits, x weight^T. The piece has p.rows rows and p.columns columns; its first element is at
- * [row, column]. */
+/* Computes a piece of the logits, x weight^T. The piece has p.rows rows and p.columns columns; its first element is the
+ * one at [row, column] of the logits. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
@@ -230,8 +230,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* Runs the two GEMMs of a piece: dweight[columns, in] += dlogits^T x, if the weight is trained, and dx[rows, in] +=
- * dlogits weight, in dx's format. Pieces with row 0 overwrite dweight instead (unless gradients accumulate), and pieces
- * with column 0 overwrite dx. logits: dlogits, the gradient of the piece. */
+ * dlogits weight, in dx's format. Pieces that begin at row 0 overwrite dweight instead (unless gradients accumulate),
+ * and pieces that begin at column 0 overwrite dx. logits: dlogits, the gradient of the piece. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
