@@ -166,8 +166,8 @@ TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines
         else te__fallback_copy_unaligned(to, at, count);
     }
 }
-/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. Call the
- * first eight lines L0 and the second eight L1, the first eight elements of k K0 and the second eight K1. Then the
+/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. L0 are the
+ * first eight lines, L1 the second eight lines; K0 are the first eight elements of k, K1 the second eight elements. The
  * order of the matrices of A (is_b 0) is (L0, K0), (L1, K0), (L0, K1), (L1, K1). The order of the matrices of B (is_b
  * 1) is (L0, K0), (L0, K1), the operand B of one mma.sync, then (L1, K0), (L1, K1), the operand B of the next
  * mma.sync. */

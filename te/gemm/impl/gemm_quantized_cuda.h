@@ -4,10 +4,10 @@
  * For at most TE_QUANTIZED_MAX_M rows of A the skinny kernel below computes the product. Each warp computes with 16
  * rows of W (a row tile), in steps of 128 or 256 columns of W. Bulk copies fill the warp's own ring in shared memory,
  * one stage for each step. The warp converts the codes of W to bf16 or f16 in registers and multiplies them by A with
- * mma.sync; a row of A is a column of the product. In f32 it multiplies the sums of each group (32 columns) by the
- * group's scale, and adds them up. The offset of a group is multiplied by the sum of the group's activations, which
- * mma.sync computes as a product with ones; in q4_k and q5_k mma.sync multiplies by the offsets (mins) directly. In f32
- * each row of A is split into three rows in bf16 with the same sum.
+ * mma.sync; a row of A is a column of the product. The warp multiplies the sums of each group (32 columns) by the
+ * group's scale, and adds up the results, in f32. The offset of a group is multiplied by the sum of the group's
+ * activations, which mma.sync computes as a product with ones; in q4_k and q5_k mma.sync multiplies by the offsets
+ * (mins) directly. If A is f32, each row of A is split into three rows in bf16 with the same sum.
  *
  * A block computes `across` row tiles at a time, each by `stride` warps that divide the steps. The blocks of a cluster
  * can divide the steps further. The more row tiles share A in shared memory, the less of A is read from the L2, but the

@@ -70,8 +70,8 @@ TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
 /* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns; otherwise two runs of 8
  * adjacent columns, so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of
  * the first half of y pairs with column i of the second half (a gated op). Else y consists of heads of head_dim
- * columns, and in each head the first rotary / 2 columns pair with the next rotary / 2 (rope), and the first half of
- * the other columns with their second half. */
+ * columns; in each head the first rotary / 2 columns pair with the next rotary / 2 (rope), and of the head's remaining
+ * columns the first half pairs with the second half. */
 typedef struct te_skinny_pairing { int pairs, head_dim, rotary; } te_skinny_pairing;
 /* The 16 columns that a block computes together are two runs of eight adjacent columns. Returns the first column of the
  * first run (second 0) or of the second run (second 1). All columns of y are divided into such groups of 16; col: 16
@@ -144,9 +144,9 @@ TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uin
     te__skinny_next_stage(loads, p, ring, pairing);
 }
 /* Fills the whole ring. paced: 1 if the previous kernel still runs. If all copies were started at once, the previous
- * kernel's loads and last stores, and then this kernel's loads of x, would wait behind them for microseconds. Therefore
- * a warp starts the copy of half a stage only when its previous copy has arrived: then 32 KB are in flight on each
- * multiprocessor, which is enough for the bandwidth. */
+ * kernel's loads and last stores, and then this kernel's loads of x, would wait behind these copies for microseconds.
+ * Therefore a warp starts the copy of half a stage only when its previous copy has arrived: then 32 KB are in flight on
+ * each multiprocessor, which is enough for the bandwidth. */
 TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
                                 const te_skinny_pairing pairing, const int paced) {
     TE_UNROLL_1 for (int i = 0; i < TE_SKINNY_STAGES; i++) {

@@ -507,8 +507,8 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
 /* Returns whether te__gemm_blockwise_run can add the bias to the product. It can if it would run the same product
- * without a bias by this file's kernel, not by cuBLASLt. If gemm_tune is on and the two were not timed for this product
- * yet, this function times them. */
+ * without a bias by this file's kernel, not by cuBLASLt. If gemm_tune is on and this kernel and cuBLASLt were not timed
+ * for this product yet, this function times both. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

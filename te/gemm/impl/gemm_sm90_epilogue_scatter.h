@@ -1,6 +1,6 @@
 /* gemm_sm90_epilogue_scatter.h -- reduce_scatter in the epilogue of gemm_sm90.h (gemm_comm_overlap.h, "scatter"). Each
  * row of D is owned by one rank. For a row of another rank, the epilogue stores this rank's sums in the owner's memory;
- * to a row of this rank it adds the sums that the other ranks have stored here.
+ * to a row of this rank it adds the sums that the other ranks have stored in this rank's memory.
  *
  * On every rank the rows of a tile are divided among the three warps of the epilogue in the same way. So warp i of the
  * owner needs from each other rank only the sums of that rank's warp i. Each warp therefore sets a flag of its own in
