@@ -301,11 +301,11 @@ typedef struct te__gather_call {
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
 /* Enqueues copies of all chunks of this rank's rows, in order: to rank - 1, which computes with these rows right after
- * its own, then to the others in descending order (modulo the number of ranks). So at any time each rank sends to one
- * rank and receives from one. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4 MB takes
- * 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us after its end; this yields
- * only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and the chunks that are needed
- * first arrive later. */
+ * its own, then to the other ranks in descending order (modulo the number of ranks). So at any time each rank sends to
+ * one rank and receives from one rank. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4
+ * MB takes 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us after its end; this
+ * yields only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and the chunks that are
+ * needed first arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {

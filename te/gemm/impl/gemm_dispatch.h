@@ -161,7 +161,7 @@ TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* Returns whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors
+/* Returns whether the skinny or the small-m kernel is available for the GEMM. Neither kernel prefetches the tensors
  * that the epilogue reads, so the epilogue loads them itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
@@ -194,7 +194,7 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
  * fast as cuBLASLt's fastest algorithm if B is not transposed and the last wave of tiles has work for all
  * multiprocessors. Otherwise it is only as fast as cuBLASLt's default algorithm (its first proposal), so it is selected
  * only if cuBLASLt's algorithms are not timed and the default would run. In FP8 this rule selects the persistent kernel
- * only for GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times:
+ * only for GEMMs that overlap with a collective (g->ranks), and leaves all other GEMMs to cuBLASLt. Times:
  * docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;

@@ -34,9 +34,9 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
 }
 enum { TE__SKINNY_M = 8 };
 /* Returns whether the skinny loop computes the product. The skinny loop does so if D has at most TE__SKINNY_M rows, B
- * is transposed (as in x weight^T), and the operands are not FP8; otherwise the blocked loop does. The two loops add up
- * the terms of a sum in different orders. A program whose rows must be bitwise identical in batches of any size is
- * compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
+ * is transposed (as in x weight^T), and the operands are not FP8; otherwise the blocked loop computes it. The two loops
+ * add up the terms of a sum in different orders. A program whose rows must be bitwise identical in batches of any size
+ * is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -325,8 +325,8 @@ typedef struct te__scaled_tile {
 
 /* Sets f[0] to f[count - 1] to factors for rows row0, row0 + 1, .. of the matrix m [rows, k], by which sums of products
  * with the elements of these rows are multiplied. If `rowwise` is 0, the factors are the inverse scales for the 128
- * columns from `col` on, or 1 if m has rowwise scales. If `rowwise` is 1, they are the inverse scales of whole rows, or
- * 1 if m has no rowwise scales. */
+ * columns from `col` on, or 1 if m has rowwise scales. If `rowwise` is 1, the factors are the inverse scales of whole
+ * rows, or 1 if m has no rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)

@@ -70,8 +70,7 @@ typedef struct te__quantized {
 } te__quantized;
 
 /* Constants, and the layout of a block's shared memory, in this order: barriers, the scales of each warp, fragments
- * (sums) to be added, A, and the rings. N: the number of column tiles.
- */
+ * (sums) to be added, A, and the rings. N: the number of column tiles. */
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
@@ -661,7 +660,7 @@ TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, in
     default: return 0;
     }
 }
-/* Returns how many clusters of `split` blocks can run at the same time, or 0 if its code is for GPUs without
+/* Returns how many clusters of `split` blocks can run at the same time, or 0 if the kernel's code is for GPUs without
  * clusters. */
 TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split, const te_context *ctx) {
     struct cudaFuncAttributes is;

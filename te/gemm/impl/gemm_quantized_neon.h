@@ -28,7 +28,7 @@ typedef struct te__neon_codes {
     int8x16_t first, second;
 } te__neon_codes; /* 32 signed codes */
 
-/* Returns sum plus the products u v of 16 numbers of 8 bits, four products in each lane. Which four products a lane
+/* Returns sum plus the 16 products u[i] v[i] of 8-bit numbers; each lane adds four products. Which four products a lane
  * adds is not defined. */
 TE_FN int32x4_t te__neon_dot16(int32x4_t sum, int8x16_t u, int8x16_t v) {
 #ifdef __ARM_FEATURE_DOTPROD
@@ -89,7 +89,7 @@ TE_FN float32x4_t te__neon_f16(const te__weight_group g[4], int at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
 }
 /* Returns the scales of the four groups, by which their codes are multiplied. In int8, which has one scale per row of
- * the weight instead, all of them are 1. */
+ * the weight instead, the four scales are 1. */
 TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f) {
     float d[4];
     if (f == TE_BLOCK_int8) return vdupq_n_f32(1.0f);
@@ -98,8 +98,8 @@ TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f
     return vld1q_f32(d);
 }
 /* For formats with blocks of 32, 64 or 128 values, four groups of 32 values at a time: sets out[i] to the dot product
- * of the weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant.
- */
+ * of the weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time
+ * constant. */
 TE_FN void te__neon_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                te_block_format f) {
     const int64_t groups = a->k / TE__GROUP;

@@ -3,7 +3,7 @@
  * is 128 elements of k, the tensor cores' sums are scaled and added to sums in f32, as in DeepGEMM's kernels.
  *
  *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128
- *   weight gradient (wgrad)  A and B (its rows are D's columns) each have such a scale for each row; D is f32
+ *   weight gradient (wgrad)  A and B both have a scale for each row and each 128 elements of k; D is f32
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
  * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each

@@ -96,8 +96,7 @@ typedef struct te__sm90_gemm_params {
      * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
      * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
      * splits, adds the helpers' sums and runs the epilogue. If `helpers` is 0, tiles are not split, and full_waves is
-     * unlimited.
-     */
+     * unlimited. */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
                       * store */
