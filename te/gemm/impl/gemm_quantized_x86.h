@@ -261,7 +261,8 @@ TE__AVX2_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activ
                 for (int r = 0; r < count; r++) {
             const int64_t at = (row[r] * a->k + k) / TE__GROUP;
             const __m256 scale_of_a = _mm256_set1_ps(a->scale[at]);
-            /* subtract 32 (the zero point of q6_k, 2^5) times the sum of the activations times their scale */
+            /* subtract 32 (the zero point of q6_k, 2^5) times the sums of each 16 activations, multiplied by the
+             * weight's scales */
             if (f == TE_BLOCK_q6_k)
                 dot[r] = _mm256_sub_epi32(
                     dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));

@@ -162,8 +162,8 @@ TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Load eight elements of x from `from`, or zeros if the row of x ends before `from`. left: the number of elements from
- * `from` to the end of the row. The predicate is in the assembly because the compiler would make a branch of an `if`,
- * and compute the address of each load behind its branch. */
+ * `from` to the end of the row. The assembly uses a predicate because for an `if` the compiler would generate a branch,
+ * and would compute the address of each load behind its branch. */
 TE_FN void te__skinny_load_x(uint32_t x[4], const uint16_t *from, int left) {
     asm volatile("{\n.reg .pred inside;\nsetp.gt.s32 inside, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
                  "mov.b32 %2, 0;\nmov.b32 %3, 0;\n@inside ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"

@@ -164,8 +164,8 @@ TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], con
 
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
-/* Stream-K, called by a helper: stores this warp's sums over its cluster's split of k to memory, and increments the
- * counter on which the cluster that owns the tile waits. */
+/* Stream-K, called by a helper: stores in memory this warp's sums over the split of k that its cluster computes, and
+ * increments the counter on which the cluster that owns the tile waits. */
 TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const float d[128],
                                         const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,

@@ -132,8 +132,9 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
             return i;
     return winner;
 }
-/* Times the strategies of the step that *t copies, and stores the fastest one in *c and in the context's choices. If
- * memory for the tensors of the copy cannot be allocated, the function times nothing and stores the first strategy. */
+/* Times the strategies of the step that *t copies, and stores the fastest strategy in *c and in the context's choices.
+ * If memory for the tensors of the copy cannot be allocated, the function times nothing and stores the first
+ * strategy. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
