@@ -43,8 +43,9 @@
  * reproducible. But a second tuning may choose another candidate: for bitwise identical results from run to run, load
  * the same file.
  *
- * On the host the results do not depend on the number of threads, except those of a CBLAS (-DTE_CBLAS), which may add
- * up a sum in another order with more threads: two runs then have the same bits only with as many threads.
+ * On the host the results do not depend on the number of threads, unless a CBLAS library computes the GEMMs
+ * (-DTE_CBLAS). The order in which a CBLAS library adds up a sum may depend on the number of threads, so two runs have
+ * the same bits only if both use the same number of threads.
  *
  * A program that is compiled with -DTE_NO_TUNE, or that includes te/infer.h, does not contain the timing code: such a
  * program can load a file, but setting ctx.gemm_tune is an error. On the host there is nothing to tune: a tuning file

@@ -10,14 +10,14 @@
  *     g.b_fp8.scaling = TE_SCALING_BLOCKWISE_2D, g.b_fp8.dtype = TE_e4m3, g.b_fp8.inverse = scales_of_w;
  *     TE_TRY(my_run(&g, ctx));
  *
- * scales_of_x has one inverse scale for each row and each 128 columns (along k). scales_of_w has one for each block of
- * 128 x 128 elements. te_scale_at defines the layout of both. my_takes_bias returns whether my_run can also add a bias
- * (g.epilogue), which cuBLASLt cannot. my_run returns an error if A's scaling is not TE_SCALING_BLOCKWISE_1D, or if
- * te__gemm_check_run finds an invalid argument.
+ * scales_of_x has one inverse scale for each row and each 128 columns (along k). scales_of_w has one inverse scale for
+ * each block of 128 x 128 elements. te_scale_at defines the layout of both. my_takes_bias returns whether my_run can
+ * also add a bias (g.epilogue), which cuBLASLt cannot. my_run returns an error if A's scaling is not
+ * TE_SCALING_BLOCKWISE_1D, or if te__gemm_check_run finds an invalid argument.
  *
  * The kernel for the last one to three rows of D: each warp computes one column of these rows. To compute column j, a
- * warp reads row j of B, 16 bytes per lane at a time, and the last rows of A. Floor (the lower bound of its time): B is
- * read once, n k bytes, at the memory bandwidth.
+ * warp reads row j of B, 16 bytes per lane at a time, and the last rows of A. Lower bound of its time: B is read once,
+ * n k bytes, at the memory bandwidth.
  */
 #ifndef TE_GEMM_BLOCKWISE_H
 #define TE_GEMM_BLOCKWISE_H

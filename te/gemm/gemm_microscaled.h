@@ -18,16 +18,16 @@
 #include "../fp8/microscaled.h" /* te_microscaled_shape */
 #include "gemm.h"               /* te_context.gemm */
 
-/* An operand: a matrix of `lines` x k whose blocks lie along k. */
+/* An operand: a matrix [lines, k]. Each block of elements that share a scale lies within one line, i.e. along k. */
 typedef struct te_microscaled_operand {
     const uint8_t *data, *scales; /* the elements, and the swizzled scales */
     const float *amax; /* for NVFP4: points to the largest |x| of the tensor, namely to te_quantize_microscaled.amax[0]
                         * if the operand is rowwise, to amax[1] if it is columnwise. Null for MXFP8 */
-    int columnwise;    /* 1 if `data` is yt, the columnwise output of the cast of a matrix [k, lines]; 0 if `data` is y,
-                        * the rowwise output of the cast of a matrix [lines, k] */
+    int columnwise;    /* 1 if `data` is the columnwise output (te_quantize_microscaled.yt) of the cast of a matrix
+                        * [k, lines]; 0 if `data` is the rowwise output (y) of the cast of a matrix [lines, k] */
 } te_microscaled_operand;
 
-/* A GEMM: D = A B^T, or D + A B^T if `adds` is 1. A is m x k, B is n x k, D is [m, n] in row-major order. */
+/* A GEMM: D = A B^T or, if `adds` is 1, D = D + A B^T. A is m x k, B is n x k, D is [m, n] in row-major order. */
 typedef struct te_gemm_microscaled {
     te_microscaling format;
     int64_t m, n, k;
@@ -55,7 +55,7 @@ TE_BOTH te_microscaled_shape te__operand_shape(te_microscaling format, const te_
                                                int64_t k) {
     return te_microscaled_shape_of(format, o->columnwise ? k : lines, o->columnwise ? lines : k, o->columnwise, 1);
 }
-/* Returns element k of a line, without its scale. */
+/* Returns the operand's element at [line, k], before the multiplication by the scale of its block. */
 TE_FN float te__operand_element(te_microscaling format, const te_microscaled_operand *o, const te_microscaled_shape *s,
                                 int64_t line, int64_t k) {
     if (format == TE_NVFP4) return te_float_of_e2m1((uint8_t)(o->data[line * s->pitch + k / 2] >> k % 2 * 4 & 0xf));
@@ -66,8 +66,8 @@ TE_FN float te__operand_scale(te_microscaling format, const te_microscaled_opera
     const uint8_t code = o->scales[te_swizzled_scale_at(s->blocks, line, block)];
     return format == TE_NVFP4 ? te_float_of_ue4m3(code) : te_float_of_e8m0(code);
 }
-/* Returns the factor of each sum over k: the product of both operands' tensor scales (NVFP4), or 1 (MXFP8, which has
- * only scales of blocks). */
+/* Returns the number by which each sum over k is multiplied: for NVFP4 the product of the two operands' tensorwise
+ * scales; for MXFP8, which has no tensorwise scales, 1. */
 TE_FN float te__microscaled_alpha(const te_gemm_microscaled *g) {
     if (g->format == TE_MXFP8) return 1.0f;
     return *g->a.amax / (TE_E2M1_MAX * TE_E4M3_MAX) * (*g->b.amax / (TE_E2M1_MAX * TE_E4M3_MAX));

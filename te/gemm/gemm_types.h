@@ -127,8 +127,8 @@ typedef struct te_grouped {
     int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
     te_grouped_kind kind;
     int out, in, groups, top_k;
-    int ranks;             /* `rows` is an upper bound for the groups of this many ranks together, each of which has
-                            * `groups` groups */
+    int ranks;             /* the number of ranks over which the experts are divided, `groups` groups on each; `rows` is
+                            * an upper bound of the number of rows of all ranks' groups */
     int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
     int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
     te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
@@ -249,8 +249,8 @@ TE_API te_status te__gemm_check_blockwise(const te_gemm *g, te_context *ctx) {
 enum {
     TE_GEMM_MAX_PLANS = 512,  /* the largest number of distinct GEMMs whose plans (descriptors and algorithm) a context
                                * caches; a power of two */
-    TE_GEMM_MAX_CHOICES = 128 /* the largest number of steps of plans (an op, or several fused ops, each) whose
-                               * strategies a context caches */
+    TE_GEMM_MAX_CHOICES = 128 /* the largest number of strategies that a context caches, one for each step of a model
+                               * (a step is an op, or several fused ops) */
 };
 
 /* A GEMM whose candidates were timed, and the result of the timing. A GEMM that is timed has contiguous tensors aligned
@@ -271,8 +271,8 @@ typedef struct te_gemm_tuned {
     uint64_t algo[8];          /* the bytes of the fastest candidate's algorithm, a cublasLtMatmulAlgo_t */
 } te_gemm_tuned;
 
-/* Return a te_gemm_tuned in which the members that identify GEMM g are set, and those that hold the result of the
- * timing are 0. */
+/* Return a te_gemm_tuned in which the members that identify GEMM g are set; the members for the result of the timing
+ * are 0. */
 TE_API te_gemm_tuned te__gemm_tuned_of(const te_gemm *g) {
     te_gemm_tuned t;
     memset(&t, 0, sizeof t);
@@ -319,8 +319,8 @@ typedef enum te_gemm_strategy {
     TE_STRATEGY_COUNT
 } te_gemm_strategy;
 
-/* The strategy that was chosen by timing, for a step of a plan or for an FP8 GEMM that is not part of a fused pattern.
- * For such an FP8 GEMM TE_STRATEGY_BARE stands for cuBLASLt, and TE_STRATEGY_CUSTOM for the custom kernel. */
+/* The strategy that was chosen by timing, either for a fused pattern or for a single FP8 GEMM. For a single FP8 GEMM
+ * TE_STRATEGY_BARE means that cuBLASLt runs the GEMM, and TE_STRATEGY_CUSTOM that a kernel of this library runs it. */
 typedef struct te_gemm_choice {
     /* the pattern's name, such as "linear_bias_gelu"; in FP8 followed by the operands (te__operands_text), as in
      * "linear_bias_gelu:e4m3*e4m3.bf16.fast" */
@@ -357,9 +357,8 @@ typedef enum te_epilogue_outputs {
 } te_epilogue_outputs;
 /* The state that a thread of a GEMM kernel carries from one call of the epilogue to the next. */
 typedef struct te_epilogue_state {
-    /* for the gradients of bias and scale: for each of the eight columns, the sum over the rows that this thread has
-     * processed. Each call of the epilogue adds the elements of its row; the kernel then adds up the sums of all
-     * threads */
+    /* partial sums of the gradient of a bias or a scale. All calls of a thread process the same eight columns; each
+     * call adds the eight elements of its row to these sums, and the kernel then adds up the sums of all threads */
     float sum[8];
     /* the largest magnitude that this thread has stored in FP8, as the bit pattern of a float (core/lanes.h); 0 before
      * the first call */
@@ -377,8 +376,8 @@ typedef struct te_epilogue_state {
 typedef void (*te_epilogue_fn)(const void *arg, const uint32_t w[4], const uint32_t *ahead, int row, int col,
                                te_epilogue_state *state);
 /* The type of the epilogue function for ops that combine two vectors of a row, namely rope and gated activations. w:
- * the eight elements from column `col` on; other: the eight elements that are paired with those of w, from column
- * `other_col` on. The only member of *state that is used is amax_bits. */
+ * the eight elements from column `col` on; other: the eight elements from column `other_col` on, with which the
+ * elements of w are paired. The only member of *state that is used is amax_bits. */
 typedef void (*te_epilogue_pair_fn)(const void *arg, const uint32_t w[4], const uint32_t other[4], int row, int col,
                                     int other_col, te_epilogue_state *state);
 

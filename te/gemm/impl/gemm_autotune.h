@@ -23,8 +23,9 @@
 #include "gemm_cublaslt.h" /* te__gemm_state; cuBLASLt's plans */
 #endif
 
-/* The type of a function that enqueues candidate number `candidate` once. repeat: the number of this run within its
- * sample, from 0; each run of a sample may use other memory, so that a run does not find its operands in the L2. */
+/* The type of a function that enqueues candidate number `candidate` once. A sample measures several runs of a
+ * candidate, and `repeat` is the index of this run in the sample. The function may choose different memory for each
+ * `repeat`, so that a run does not find its operands in the L2. */
 typedef te_status (*te__candidate_fn)(void *arg, int candidate, int repeat, te_context *ctx);
 
 #if TE_CUDA
@@ -61,8 +62,8 @@ TE_FN void te__l2_flush_body(const te__l2_flush *p, te_block b) {
 }
 TE_KERNEL_IF_USED(te__l2_read, 256, 1, te__l2_flush, te__l2_flush_body(te_args, te_at))
 
-/* Reads the whole memory of `flush`. The kernel that reads it runs so long that the host can enqueue all work of the
- * next sample meanwhile. */
+/* Enqueues a kernel that reads the whole memory of `flush`. This kernel runs long enough for the host to enqueue the
+ * whole next sample, so that launch latencies do not enter the sample's time. */
 TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_context *ctx) {
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
@@ -81,8 +82,9 @@ TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg,
     if (s) s->autotuning = 0;
     return status == TE_OK ? te__l2_read_launch(ctx, te__grid_of(1, 1), &small) : status;
 }
-/* Sets *ms to the time in milliseconds that the two small kernels before and after the runs of a sample
- * (te__autotune_sample) take alone, the minimum of five measurements. This time is subtracted from every sample. */
+/* Measures the time that the two small kernels of a sample (te__autotune_sample) take without any run of a candidate
+ * between them, and sets *ms to the minimum of five such times, in milliseconds. *ms is then subtracted from every
+ * sample. */
 TE_IF_USED TE_API te_status te__autotune_overhead(float *ms, const te__l2_flush *flush, cudaEvent_t begin,
                                                   cudaEvent_t end, te_context *ctx) {
     float took = 0;
@@ -166,7 +168,7 @@ TE_API te_status te__autotune_evaluate(te__autotuner *t, int64_t *ns, int *winne
 
 /* Times `count` candidates. Sets ns[i] to the median time of candidate i in nanoseconds, or to 0 if the candidate
  * cannot run, and *winner to the fastest candidate, or to -1 if none ran. Candidate 0, the default, wins unless another
- * one is more than a percent faster, because the medians of two tunings differ by up to a percent.
+ * candidate is more than a percent faster, because the medians of two tunings differ by up to a percent.
  *
  * A round takes one sample of each candidate; a sample is `repeats` runs. Before each sample, memory of twice the L2's
  * size is read to flush the L2. This memory is not written, because the L2 would write it back during the sample. Round
@@ -247,9 +249,9 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     t->set_bytes = at;
 }
 /* Fills all sets of operands with normally distributed numbers: first all memory with numbers of the product's dtype,
- * then FP8 operands with FP8 numbers. So no element of an operand is NaN. If C is f32 and the dtype has 16 bits, two
- * random 16-bit numbers form an element of C; its upper half has the exponent of an ordinary number, so it is not NaN,
- * either. */
+ * then FP8 operands with FP8 numbers. So no element of an operand is NaN. An f32 element of C in a product of 16-bit
+ * operands is filled with two random 16-bit numbers; no such element is NaN either, because the exponent of the upper
+ * 16-bit number becomes the exponent of the element. */
 TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, te_context *ctx) {
     const te_gemm_tuned *g = &t->plan->product;
     const int64_t count = (int64_t)((size_t)repeats * t->set_bytes / te_dtype_bytes(g->dtype));
@@ -261,7 +263,7 @@ TE_IF_USED TE_API te_status te__gemm_trial_fill(te__gemm_trial *t, int repeats, 
     }
     return TE_OK;
 }
-/* Times all candidates in a few rounds, then only the first candidate and the three fastest ones in more rounds. */
+/* Times all candidates in a few rounds, then only the first and the three fastest candidates in more rounds. */
 TE_IF_USED TE_API te_status te__gemm_trial_time(te__gemm_trial *t, int repeats, te_context *ctx) {
     enum { FIRST_ROUNDS = 5, FINALISTS = 3 };
     int64_t ns[TE__MAX_CANDIDATES];
@@ -388,8 +390,8 @@ TE_API int te__gemm_same_choice(const te_gemm_choice *a, const te_gemm_choice *b
     return a->m == b->m && a->n == b->n && a->k == b->k && a->dtype == b->dtype && a->training == b->training &&
            a->stored_outputs == b->stored_outputs && !strcmp(a->pattern, b->pattern);
 }
-/* Returns the entry of the context with the strategy of this step of a plan, or null if there is none. The members of
- * *step that identify the step are read. */
+/* Returns the te_gemm_choice that the context stores for the same step as *step describes, or null if the context
+ * stores none. Of *step only the members that identify the step (pattern, sizes, dtype, ..) are read. */
 TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx);
@@ -397,8 +399,8 @@ TE_API te_gemm_choice *te__gemm_find_choice(const te_gemm_choice *step, te_conte
         if (te__gemm_same_choice(&all[i], step)) return &all[i];
     return 0;
 }
-/* Store *step, the strategy of a step of a plan, in the context, replacing an earlier one for the same step. If there
- * is no space for another strategy, nothing is stored, and the step runs with its default strategy. */
+/* Stores a copy of *step, a step of a model with its strategy, in the context. The copy replaces an earlier entry for
+ * the same step. If the table is full, nothing is stored, and the step runs with its default strategy. */
 TE_API void te__gemm_store_choice(const te_gemm_choice *step, te_context *ctx) {
     int *count = 0;
     te_gemm_choice *all = te__gemm_choices(&count, ctx), *found = te__gemm_find_choice(step, ctx);

@@ -1,26 +1,27 @@
 /* gemm_comm_overlap.h -- matrix products that overlap a collective of the tensor group, on Hopper: the memory that all
  * ranks map, the flags by which one rank signals to another that it has written data, the handshake, and the copies of
- * a gather. The kernel is in gemm_sm90.h. N ranks share m rows; each rank owns rank_rows = m / N of them.
+ * a gather. The kernel is in gemm_sm90.h. Each of the N ranks owns rank_rows = m / N of the m rows of A (gather) or of
+ * D (scatter).
  *
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
- *                the tiles of its own rows first, then those of rank + 1, rank + 2, ..; the kernel's producer thread
+ *                the tiles of its own rows first, then those of the rows of rank + 1, rank + 2, ..; its producer thread
  *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
  *   scatter      the product, then reduce_scatter. The epilogue stores its sums for rows that another rank owns,
  *                rounded to 16 bits, in a slot of that rank's memory (one slot per sender), and sets flags after each
- *                tile. A rank computes the tiles of its own rows last: by then the others' sums have arrived, and the
- *                epilogue adds them in f32 in the order of the ranks. Elements that a rank sends over its link:
- *                rank_rows n (N - 1); the ranks that receive these elements also read them once from memory.
+ *                tile. A rank computes the tiles of its own rows last: by then the other ranks' sums have arrived, and
+ *                the epilogue adds the sums of all ranks in f32, in the order of the ranks. Elements that a rank sends
+ *                over its link: rank_rows n (N - 1); the receiving ranks also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
- *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums, also
- *                those for this rank's own rows, in slots; the tiles alternate between the rows of all ranks, so that a
+ *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums (also the
+ *                sums for this rank's own rows) in slots; the tiles alternate between the rows of all ranks, so that a
  *                rank sends at an even rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h).
  *                Compared with a scatter in one kernel, a rank writes and reads rank_rows n more elements.
  *
- * Floor (lower bound of the time): the time of the product alone or, if longer, the time to send the bytes over the
- * link at 450 GB/s. With large products the overlapped kernel takes 0.98 to 1.02 times as long as the product alone.
- * Measurements, and variants that were slower: docs/notes/gemm_comm_overlap.md.
+ * Lower bound of the time: the time of the product alone or, if longer, the time to send the bytes over the link at 450
+ * GB/s. With large products the overlapped kernel takes 0.98 to 1.02 times as long as the product alone. Measurements,
+ * and variants that were slower: docs/notes/gemm_comm_overlap.md.
  */
 #ifndef TE_GEMM_COMM_OVERLAP_H
 #define TE_GEMM_COMM_OVERLAP_H
@@ -35,8 +36,8 @@
 
 enum {
     TE_MAX_RANKS = 8,                     /* the largest number of ranks in a group */
-    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory of a group; block 0 is the
-                                           * library's, the others are the caller's (te_comm_allocate) */
+    TE_OVERLAP_MAX_BLOCKS = 16,           /* the largest number of blocks of mapped memory of a group; the library
+                                           * allocates block 0, the caller the other blocks (te_comm_allocate) */
     TE_GATHER_MAX_CHUNKS = 16,            /* the largest number of chunks into which the rows of one rank are divided
                                            * for a gather */
     /* the smallest size of a chunk, unless all rows of a rank have fewer bytes; smaller chunks would be copied at a
@@ -52,18 +53,21 @@ enum {
     /* Block 0 of each rank's memory begins with flags of 32 bits. A TE_FLAG_ constant is the index of the first flag of
      * one kind; its comment gives the shape of the array of these flags and their meaning. `rank` is the rank that
      * writes the flag. */
-    /* [rank]: the last epoch (number of a handshake) in which `rank` has said that the other ranks may write to its
-     * memory */
+    /* one flag per rank: the last epoch (number of a handshake) in which rank `rank` has allowed the other ranks to
+     * write to its memory */
     TE_FLAG_READY = 0,
     TE_FLAG_CHUNK = 64,   /* [rank][TE_GATHER_MAX_CHUNKS]: 1 once this chunk of `rank`'s rows has arrived */
-    /* one flag, which only the rank itself writes: the number of handshakes so far, which is the current epoch */
+    /* a single flag, written only by the rank in whose memory it lies: the number of handshakes so far, which is the
+     * current epoch */
     TE_FLAG_EPOCH = 256,
-    /* [rank]: set to 1 by a stream of that rank, as a test that its streams can write to this rank's memory */
+    /* one flag per rank: set to 1 by a stream of rank `rank`, to test whether its streams can write to the memory in
+     * which the flag lies */
     TE_FLAG_PROBE = 320,
-    /* [rank]: the last epoch (handshake) in which `rank` has stored all its tiles in this rank's memory (scatter) */
+    /* for a scatter, one flag per rank: the last epoch (number of a handshake) in which rank `rank` has stored all its
+     * tiles in the memory in which the flag lies */
     TE_FLAG_SENT = 384,
-    /* [rank][TE_SCATTER_MAX_FLAGS]: the last epoch in which one warp of that rank has stored its rows of one tile in
-     * this rank's memory (scatter) */
+    /* for a scatter, an array [rank][TE_SCATTER_MAX_FLAGS]: the last epoch in which one warp of rank `rank` has stored
+     * its rows of one tile in the memory in which the flag lies */
     TE_FLAG_TILE = 1024,
     TE_FLAG_COUNT = TE_FLAG_TILE + TE_MAX_RANKS * TE_SCATTER_MAX_FLAGS
 };
@@ -75,8 +79,8 @@ typedef struct te__overlap_block {
     size_t bytes;
 } te__overlap_block;
 
-/* The mapped memory of a group. Block 0: the flags, then a workspace for one gathered tensor or for the slots of a
- * scattered one. The other blocks are the caller's (te_comm_allocate). */
+/* The mapped memory of a group. Block 0 has the flags, and behind them a workspace: for one gathered tensor, or for the
+ * slots into which the ranks write their sums in a scatter. The caller allocates other blocks (te_comm_allocate). */
 typedef struct te__overlap_memory {
     te__overlap_block block[TE_OVERLAP_MAX_BLOCKS];
     int blocks, rank, ranks;
@@ -109,11 +113,11 @@ typedef struct te__gemm_overlap {
     /* for a gather: to[q] is the address, within the A of rank q, to which this rank's rows of A are copied; it points
      * to memory of rank q that this rank has mapped */
     char *to[TE_MAX_RANKS];
-    /* used for a gather. If 1, this rank's rows are also copied into its own gathered A, which is then complete; the
-     * GEMM reads these rows from `own` in any case */
+    /* used for a gather. If 1, this rank's rows are also copied into its own gathered A, so that the gathered A has all
+     * rows. The GEMM does not need this copy: it reads this rank's rows from `own` */
     int keep;
-    /* used for a scatter. If 1, the order of the tiles alternates between the rows of all ranks; if 0, all tiles of one
-     * rank's rows are computed before those of the next rank, and those of this rank are computed last */
+    /* used for a scatter. If 1, consecutive tiles belong to different ranks by turns. If 0, the tiles are computed rank
+     * by rank: first all tiles in the rows of the next rank, and at last all tiles in this rank's own rows */
     int interleave;
     /* for a gather: a function that enqueues other work, which runs before the GEMM, while other ranks' rows arrive;
      * null if there is no such work */
@@ -134,7 +138,8 @@ TE_API int te__gather_chunk_rows(int64_t rank_rows, int64_t row_bytes, int tile)
                                 te_ceil_div(rank_rows, TE_GATHER_MAX_CHUNKS));
     return (int)te_min(rank_rows, te_round_up(rows, tile));
 }
-/* Returns the index of the caller's block that contains the `bytes` bytes from p on, or -1 if no block does. */
+/* Returns which of the blocks that the caller has allocated (te_comm_allocate) contains the memory from p to
+ * p + bytes, or -1 if no block contains all of this memory. */
 TE_API int te__overlap_block_of(const te__overlap_memory *m, const void *p, size_t bytes) {
     for (int i = 1; m && p && i < m->blocks; i++) {
         const char *own = m->block[i].at[m->rank];
@@ -227,18 +232,17 @@ TE_API te_status te__stream_wait_flag(const te__overlap_memory *m, uint32_t *fla
  * Flags. READY, SENT and TILE are set to the epoch, which is the number of this handshake. The epoch is the same on all
  * ranks, and each rank counts it on its device, so that the count is right even if a captured graph is replayed. CHUNK
  * is set to 1, because it is written by a stream, which does not know the epoch; the rank in whose memory a CHUNK flag
- * lies resets the flag to 0 in the next handshake, before it signals that it is ready. No rank passes its next
- * handshake before all other ranks have passed this one, because its product needs their data. So no flag can already
- * hold a later epoch, and it is safe to wait until a flag equals the epoch.
+ * lies resets the flag to 0 in the next handshake, before it signals that it is ready. No rank reaches its next
+ * handshake before all other ranks have passed this one, because the product between the two handshakes needs data of
+ * all ranks. So no flag can already hold a later epoch, and it is safe to wait until a flag equals the epoch.
  *
- * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a tile of a rank's own rows
- * waits for the same tile on the other ranks. A rank begins with the rows of the rank after it, and takes its own rows
- * last (te__sm90_gemm_locate_tile). So every other rank computes that tile in an earlier group of rows of tiles than
- * this rank does, and every cluster finishes its tiles of a group before it begins those of a later group. This
- * argument requires that all blocks of a scattering kernel get a multiprocessor eventually, so no kernel that waits for
- * another rank (NCCL's, on a second stream) may run at the same time. In a backward pass whose gradients te_buckets
- * reduces meanwhile, all scatters therefore run as two kernels: the product does not wait for other ranks, and the
- * kernel that adds up the slots waits only for products. */
+ * There is no deadlock. In a gather, copies wait for nothing but a handshake. In a scatter, a rank that computes a tile
+ * in its own rows waits for the other ranks' sums for this tile. Each rank begins with the rows of the rank after it,
+ * and computes the tiles in its own rows last (te__sm90_gemm_locate_tile). So each block has stored all its sums for
+ * other ranks before it waits for the first time. But all blocks of a scattering kernel must get a multiprocessor
+ * eventually, so no kernel that waits for another rank (NCCL's, on a second stream) may run at the same time. During a
+ * backward pass te_buckets may reduce gradients on a second stream; then all scatters run as two kernels: the product
+ * does not wait for other ranks, and the kernel that adds up the slots waits only for products. */
 typedef struct te__handshake_args {
     uint32_t *flags[TE_MAX_RANKS]; /* the flags in the memory of each rank */
     int rank, ranks;
@@ -247,8 +251,9 @@ typedef struct te__handshake_args {
 
 enum { TE_HANDSHAKE_THREADS = 128 };
 /* The body of the handshake kernel, one block on each rank: it begins a new epoch, tells all ranks that they may write
- * to this rank's memory, and waits until all of them have told this rank the same. The kernel takes 3 us if all ranks
- * start it at the same time; 1 to 1.5 us of this time is the latency of a store to another rank. */
+ * to this rank's memory, and waits until all ranks have told this rank that it may write to their memory. The kernel
+ * takes 3 us if all ranks start it at the same time; 1 to 1.5 us of this time is the latency of a store to another
+ * rank. */
 TE_FN void te__handshake_body(const te__handshake_args *a) {
     uint32_t *own = a->flags[a->rank];
     const int id = (int)threadIdx.x;
@@ -278,10 +283,11 @@ TE_API te_status te__handshake_run(const te__overlap_memory *m, te_context *ctx)
 
 /* ---- gather: copies that overlap a GEMM -------------------------------------------------------------------------- */
 
-/* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather (of this rank's rows `own` to
- * to[q] on each rank q), the GEMM, or both; a graph replay repeats the call with the same arguments. If other work is
- * to run during the copies, before the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call
- * enqueues both. The arguments of the GEMM's kernel follow the struct in memory. */
+/* Arguments of te__gather_enqueue, a host function that enqueues the copies of a gather, the GEMM, or both. The copies
+ * read this rank's rows at `own`, and store them at address to[q] on each rank q. If other work is to run between the
+ * start of the copies and the GEMM, one call enqueues the copies and a later call the GEMM; otherwise one call enqueues
+ * both. A graph replay repeats the calls with the same arguments. The arguments of the GEMM's kernel follow this struct
+ * in memory. */
 typedef struct te__gather_call {
     te__overlap_memory *memory;
     const char *own;
@@ -295,11 +301,11 @@ typedef struct te__gather_call {
 enum { TE_GATHER_MAX_CALL_BYTES = 4096 };
 
 /* Enqueues copies of all chunks of this rank's rows, in order: to rank - 1, which computes with these rows right after
- * its own, then to the others in descending order (modulo the number of ranks). So at any time each rank sends to one
- * rank and receives from one. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4 MB takes
- * 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us after its end; this yields
- * only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and the chunks that are needed
- * first arrive later. */
+ * its own, then to the other ranks in descending order (modulo the number of ranks). So at any time each rank sends to
+ * one rank and receives from one rank. Chunks are large because each copy has a fixed cost: on four H200s a copy of 4
+ * MB takes 18 us, of which 7 us pass before its first byte arrives, and the next copy begins 10 us after its end; this
+ * yields only 150 GB/s. Copying small chunks by three streams at the same time is not faster, and the chunks that are
+ * needed first arrive later. */
 TE_API te_status te__gather_copies(const te__gather_call *c, cudaStream_t stream, te_context *ctx) {
     const te__overlap_memory *m = c->memory;
     for (int k = 1; k < m->ranks; k++) {

@@ -127,7 +127,7 @@ TE_API void te__gemm_set_epilogue(te__gemm_plan *p, const void *bias, const void
     if (p->product.epilogue != TE_EPILOGUE_GELU_AUX_BIAS || aux == p->aux) return;
     te__gemm_set_attribute(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, sizeof aux), p->aux = aux;
 }
-/* Fill in the plan's descriptor and its layouts of the matrices from p->product. */
+/* Set the plan's descriptor and matrix layouts for the GEMM that p->product describes. */
 TE_API void te__gemm_describe(te__gemm_plan *p) {
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
                                                    CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS};
@@ -346,8 +346,8 @@ TE_API int te__gemm_accepts(const te_gemm_tuned *t, int *added, te_context *ctx)
     *added = !*te__gemm_slot_of(t, &p.key, s);
     te__gemm_describe(&p);
     cublasLtMatmulHeuristicResult_t result[TE__GEMM_MAX_RESULTS];
-    /* The lists of one algorithm and of TE__GEMM_MAX_RESULTS algorithms are both searched: if only one is requested,
-     * the heuristic may return an algorithm that is not in the long list */
+    /* Ask the heuristic twice, once for one algorithm and once for TE__GEMM_MAX_RESULTS, because the algorithm that is
+     * returned to the first request may be missing from the longer list */
     static const int counts[] = {1, TE__GEMM_MAX_RESULTS};
     for (int c = 0; c < 2; c++) {
         const int n = te__gemm_heuristic(result, counts[c], &p, s);

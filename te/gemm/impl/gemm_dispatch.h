@@ -64,7 +64,7 @@ TE_IF_USED TE_API te_status te_gemm_run(const te_gemm *g, te_context *ctx) {
 
 /* Says whether the small-m kernels in 16 bits are compiled. By default a build with cuBLASLt does not have them: they
  * would make the code of a GPT block a quarter larger and would hardly ever be faster than cuBLASLt. A test, or a
- * program that wants them as candidates of autotuning, defines this as 1. */
+ * program that wants them as candidates of autotuning, defines TE_SMALL_M_16BIT as 1. */
 #ifndef TE_SMALL_M_16BIT
 #define TE_SMALL_M_16BIT (!TE_HAS_CUBLASLT)
 #endif
@@ -108,8 +108,8 @@ TE_API int64_t te__persistent_tiles(const te_gemm *g) {
     return te_ceil_div(g->m, TE_TILE_M) * te_ceil_div(g->n, TE_TILE_N);
 }
 /* Returns whether the skinny kernel is expected to be faster than the alternative. The kernel pads k to a multiple of
- * its step (TE_SKINNY_STEP). It is faster if at most 1/8 of the padded k is padding, or if W is so small that the
- * launch dominates the time. In a build without cuBLASLt the skinny kernel always runs where it can. */
+ * its step (TE_SKINNY_STEP). The skinny kernel is faster if at most 1/8 of the padded k is padding, or if W is so small
+ * that the launch dominates the time. In a build without cuBLASLt the skinny kernel always runs where it can. */
 TE_API int te__skinny_pays(const te_gemm *g) {
     if (!TE_HAS_CUBLASLT) return te__skinny_can(g);
     const int64_t k = te__skinny_k(g);
@@ -119,8 +119,8 @@ TE_API int te__skinny_pays(const te_gemm *g) {
  * if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half
  * the time that it takes in 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative
  * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: in such a build half a wave is enough,
- * if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in FP8 the persistent kernel always pays
- * there. */
+ * if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build this function returns 1
+ * for every FP8 GEMM. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -161,7 +161,7 @@ TE_API int te__gemm_is_small_m(te_product_kernels *kernels, const te_gemm *g, te
     return te__small_m_can(g) && te__tensor_map_encoder(ctx) && te__gemm_state_of(ctx) &&
            te__sm90_kernel_ready(te__gemm_small_m_of(kernels, g), TE_SMALL_M_SHARED, ctx->device);
 }
-/* Returns whether the skinny or the small-m kernel is available for the GEMM. Neither of the two prefetches the tensors
+/* Returns whether the skinny or the small-m kernel is available for the GEMM. Neither kernel prefetches the tensors
  * that the epilogue reads, so the epilogue loads them itself. */
 TE_API int te__gemm_is_skinny_or_small_m(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     return te__gemm_is_skinny(kernels, g, ctx) || te__gemm_is_small_m(kernels, g, ctx);
@@ -194,7 +194,7 @@ TE_API int te__gemm_is_fused(te_product_kernels *kernels, const te_gemm *g, te_c
  * fast as cuBLASLt's fastest algorithm if B is not transposed and the last wave of tiles has work for all
  * multiprocessors. Otherwise it is only as fast as cuBLASLt's default algorithm (its first proposal), so it is selected
  * only if cuBLASLt's algorithms are not timed and the default would run. In FP8 this rule selects the persistent kernel
- * only for GEMMs that overlap with a collective (g->ranks), and leaves the others to cuBLASLt. Times:
+ * only for GEMMs that overlap with a collective (g->ranks), and leaves all other GEMMs to cuBLASLt. Times:
  * docs/notes/gemm.md. */
 TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_context *ctx) {
     if (!te__gemm_can_fuse(kernels, g, ctx)) return 0;
@@ -287,7 +287,7 @@ template <te_dtype T> TE_API te_product_kernels *te__fp8_kernels_to(const te_gem
     return g->b_fp8.dtype == TE_e5m2 ? te__fp8_kernels<T, TE_e4m3, TE_e5m2>() : te__fp8_kernels<T, TE_e4m3, TE_e4m3>();
 }
 /* Returns the custom kernels for an FP8 GEMM of g's dtypes. TE_IF_USED turns this function into a template, so that a
- * program that does not call it does not contain these kernels. */
+ * program that does not call this function does not contain these kernels. */
 TE_IF_USED TE_API te_product_kernels *te__gemm_fp8_kernels(const te_gemm *g) {
     return g->dtype == TE_bf16 ? te__fp8_kernels_to<TE_bf16>(g) : te__fp8_kernels_to<TE_f16>(g);
 }

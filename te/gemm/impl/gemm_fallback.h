@@ -1,5 +1,6 @@
 /* gemm_fallback.h -- GEMM kernels for every shape on compute capability 8.0 and up, without cuBLASLt. In a build with
- * TE_NO_CUBLASLT they run the products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h) supports.
+ * TE_NO_CUBLASLT these kernels run the products that no custom kernel (gemm_skinny.h, gemm_small_m.h, gemm_sm90.h)
+ * supports.
  *
  * For 16-bit operands a block of eight warps computes a 128 x 128 tile of D, or a 64 x 128 tile if D has at most 64
  * rows. cp.async copies tiles of A and B, each 64 deep along k, into a ring of stages in shared memory. The ring has 96
@@ -38,12 +39,12 @@ enum {
     TE_FALLBACK_THREADS = 256, /* a block has 2 x 4 warps; each computes half of the tile's rows and 32 of the tile's
                                 * columns */
     TE_FALLBACK_SHARED = 96 << 10,
-    /* Successive blocks compute this many tiles below each other, then as many in the next column of tiles. Blocks that
-     * run at the same time therefore share operands in the L2. */
+    /* Blocks with successive indices compute this many tiles of one column of tiles, then as many of the next column.
+     * So blocks that run at the same time read the same rows of A and columns of B, and find them in the L2. */
     TE_FALLBACK_BAND = 8,
     TE_FALLBACK_F32_TILE_K = 16,
-    /* the pitch, in floats, of a line of 128 floats in shared memory (f32 operands): with 132 the stores of
-     * neighbouring threads hit different banks */
+    /* for f32 operands: the distance, in floats, between the starts of two lines of 128 floats in shared memory. With
+     * 132 the stores of neighbouring threads hit different banks */
     TE_FALLBACK_F32_PITCH = 132,
     TE_FALLBACK_BLOCKS_PER_SM = 2,
     /* the smallest number of steps, of TE_FALLBACK_TILE_K elements of k each, in a split; with fewer steps,
@@ -130,8 +131,8 @@ TE_KERNEL_IF_USED(te__fallback_reduce, TE_FALLBACK_THREADS, 1, te_fallback, te__
 TE_FN uint32_t te__fallback_address(uint32_t tile, int row, int vector, int vectors) {
     return tile + (uint32_t)((row * vectors + (vector ^ (row & 7))) << 4);
 }
-/* Copy the first `count` of eight elements to shared memory, and zeros in place of the others. Used instead of cp.async
- * if the operand's rows are not aligned to 16 bytes. */
+/* Copy the first `count` of eight elements to shared memory, and zeros in place of the remaining elements. Used instead
+ * of cp.async if the operand's rows are not aligned to 16 bytes. */
 TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int count) {
     uint32_t w[4];
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -143,8 +144,9 @@ TE_FN void te__fallback_copy_unaligned(uint32_t to, const uint16_t *from, int co
 }
 /* Copy a tile of an operand to shared memory. A "line" is a row of A or a column of B, all elements of which lie along
  * k; the operand has `lines` lines of `depth` elements. The tile has WIDTH lines from number `line` on, and
- * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile keeps the operand's layout: with MN_MAJOR 0 (K-major)
- * the elements of a line are adjacent, with MN_MAJOR 1 the elements of all lines at one index of k. */
+ * TE_FALLBACK_TILE_K elements of each from index `k` on. The tile keeps the operand's layout: if MN_MAJOR is 0
+ * (K-major), the elements of a line are adjacent; if MN_MAJOR is 1, the elements of all lines at one index of k are
+ * adjacent. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines, int depth, int line, int k) {
     enum {
@@ -164,10 +166,11 @@ TE_FN void te__fallback_copy_tile(uint32_t tile, const uint16_t *from, int lines
         else te__fallback_copy_unaligned(to, at, count);
     }
 }
-/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. With L for
- * the first and second eight lines and K for the first and second eight elements of k, the order is, for A (is_b 0): L0
- * K0, L1 K0, L0 K1, L1 K1. For B (is_b 1): L0 K0, L0 K1, which are the operand B of one mma.sync, then L1 K0, L1 K1,
- * the operand B of the next. */
+/* Load a fragment of 16 lines and 16 elements of k, as four 8 x 8 matrices in the order that mma.sync needs. L0 are the
+ * first eight lines, L1 the second eight lines; K0 are the first eight elements of k, K1 the second eight elements. The
+ * order of the matrices of A (is_b 0) is (L0, K0), (L1, K0), (L0, K1), (L1, K1). The order of the matrices of B (is_b
+ * 1) is (L0, K0), (L0, K1), the operand B of one mma.sync, then (L1, K0), (L1, K1), the operand B of the next
+ * mma.sync. */
 template <int WIDTH, int MN_MAJOR>
 TE_FN void te__fallback_fragment(uint32_t w[4], uint32_t tile, int line, int k, const int is_b) {
     enum { VECTORS = (MN_MAJOR ? WIDTH : TE_FALLBACK_TILE_K) / 8 };
@@ -188,9 +191,9 @@ template <te_dtype T, int TA, int TB, int M> struct te_fallback_mainloop {
         STAGES = TE_FALLBACK_SHARED / STAGE
     };
     /* Start the copies of step `step`, which has TE_FALLBACK_TILE_K elements of k, and commit them as a group of
-     * cp.async. After the last step there is nothing to copy, but an empty group is still committed: to wait for a
-     * step, the mainloop waits until at most a fixed number of later groups is in flight (cp.async.wait_group), so
-     * every step must commit one. */
+     * cp.async. A call with a step behind the last step copies nothing, but commits an empty group. The mainloop relies
+     * on one group per step: to wait for a step, the mainloop waits until at most a fixed number of later groups is in
+     * flight (cp.async.wait_group). */
     TE_FN void load(const te_fallback *p, const te_fallback_tile *t, uint32_t ring, int step) {
         const int k = t->k_begin + step * TE_FALLBACK_TILE_K;
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -296,8 +299,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
     for (int k = t.k_begin; k < t.k_end; k += TE_FALLBACK_F32_TILE_K) {
         te__fallback_f32_load(a, (const float *)p.a, p.m, p.k, t.row, k, t.k_end, p.trans_a);
         te__fallback_f32_load(b, (const float *)p.b, p.n, p.k, t.col, k, t.k_end, !p.trans_b);
-        __syncthreads(); /* after this barrier, all threads have read the tiles of the previous step, so these may be
-                          * overwritten */
+        __syncthreads(); /* after this barrier, all threads have read the tiles of the previous step, so the next two
+                          * calls may overwrite the tiles */
         te__fallback_f32_to_shared(s.a, a, p.trans_a), te__fallback_f32_to_shared(s.b, b, !p.trans_b);
         __syncthreads();
         TE_UNROLL for (int j = 0; j < TE_FALLBACK_F32_TILE_K; j++) {
@@ -314,7 +317,8 @@ te_fallback_f32(const __grid_constant__ te_fallback p) {
 /* ---- the state of a context's GEMMs ------------------------------------------------------------------------------ */
 
 /* The state to which te_context.gemm points: the workspace, and the strategies that autotuning chose for the steps of
- * plans. For a single GEMM nothing is chosen, because without cuBLASLt the fallback kernel is the only candidate. */
+ * models (fused ops). For a single GEMM nothing is chosen, because without cuBLASLt the fallback kernel is the only
+ * candidate. */
 typedef struct te__gemm_state {
     void *workspace;
     int choices;
@@ -348,8 +352,8 @@ TE_API int te__gemm_is_timed(const te_gemm *g, te_context *ctx) { return (void)g
 TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return (void)ctx, !te__gemm_is_fp8(g) && g->epilogue <= TE_EPILOGUE_BIAS;
 }
-/* Returns whether the last bits of te_gemm_run's result may differ between a call in place (C and D the same matrix)
- * and one with two matrices. Returns 0: with the kernels of this file they do not differ. With cuBLASLt they may. */
+/* Returns whether te_gemm_run may round differently if C and D are the same matrix than if they are two matrices.
+ * Always 0 here, because the kernels of this file round the same way in both cases; cuBLASLt may not. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of scratch memory that te_gemm_run needs: 0 here; only te_gemm_run of gemm_host.h needs
  * some. */
@@ -375,7 +379,7 @@ TE_API int te__gemm_free_plans(te_context *ctx) { return (void)ctx, (int)TE_GEMM
 /* Returns the kernel for products of dtype T with p->trans_a and p->trans_b, or null if the program does not contain
  * it. Without TRAINS, i.e. for inference only, a program contains just the 16-bit kernels of A B^T, because a linear
  * multiplies its input by the transpose of its weight. small_m: 1 to return the kernel with tiles of
- * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. number: set to a number below 16
+ * TE_FALLBACK_SMALL_TILE_M rows, which exists only for an A that is not transposed. *number is set to a number below 16
  * that identifies the kernel (te__fallback_allow_shared). */
 template <te_dtype T, int TRAINS>
 TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *number) {
@@ -396,8 +400,9 @@ TE_API const void *te__fallback_kernel(const te_fallback *p, int small_m, int *n
                        : (const void *)te_fallback_16bit<T, 0, 1, M>;
     }
 }
-/* Divide k into enough splits to fill the device, but at most TE_FALLBACK_MAX_SPLITS, and no more than the workspace
- * can hold partial sums of. No split has fewer steps than TE_FALLBACK_MIN_SPLIT_STEPS, except perhaps the last. */
+/* Divides k into splits: as many as fill the device, but at most TE_FALLBACK_MAX_SPLITS. The number is also limited so
+ * that the splits' partial sums fit into the workspace, and so that each split except perhaps the last has at least
+ * TE_FALLBACK_MIN_SPLIT_STEPS steps. */
 TE_API void te__fallback_split_k(te_fallback *p, te__gemm_state *s, te_context *ctx) {
     const int64_t steps = te_max(1, te_ceil_div(p->k, TE_FALLBACK_TILE_K)), tiles = (int64_t)p->tiles_m * p->tiles_n;
     const int64_t fit = (int64_t)TE_GEMM_WORKSPACE / ((int64_t)p->m * p->n * 4);
@@ -420,7 +425,7 @@ TE_API te_status te__fallback_allow_shared(const void *kernel, int number, te_co
     (void)__atomic_fetch_or(&allowed[number], bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Computes D = alpha op(A) op(B) + beta C for a GEMM of dtype T: te_gemm_run for one dtype. */
+/* Runs a GEMM whose operands have dtype T: D = alpha op(A) op(B) + beta C. */
 template <te_dtype T, int TRAINS> TE_API te_status te__fallback_run(const te_gemm *g, te_context *ctx) {
     TE_TRY(te__gemm_check_run(g, "te_gemm_run", ctx));
     TE_REQUIRE(!te__gemm_is_fp8(g), ctx, TE_ERROR_BLAS,

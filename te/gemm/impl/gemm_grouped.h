@@ -30,7 +30,7 @@
 #endif
 #endif
 
-/* Returns the GEMM of group e, which has the `rows` rows from row `first` on. */
+/* Returns the GEMM of group e, whose rows are rows first to first + rows - 1 of x. */
 TE_API te_gemm te__grouped_gemm(const te_grouped *g, int e, int64_t first, int64_t rows) {
     const int64_t weight = (int64_t)e * g->out * g->in, size = (int64_t)te_dtype_bytes(g->dtype);
     const int wgrad = g->kind == TE_GROUPED_WGRAD, dgrad = g->kind == TE_GROUPED_DGRAD;
@@ -59,7 +59,7 @@ enum {
     TE_GROUPED_F32_TILE = 64,
     TE_GROUPED_F32_DEPTH = 16
 };
-/* Returns the row of x that is row `row` of the groups' input. */
+/* Returns which row of x is row `row` of the groups' input (see te_grouped.slot). */
 TE_FN int64_t te__grouped_row(const te_grouped *g, int row) { return g->slot ? g->slot[row] / g->top_k : row; }
 
 /* ---- CUDA: 16 bits ----------------------------------------------------------------------------------------------- */
@@ -92,7 +92,7 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
                                                     * index of the inner dimension */
         K = TE_GROUPED_DEPTH,
         /* in a tile of 16 x 64, half of the warps multiply the first half of each stage's inner dimension, and the
-         * other half of the warps its second half */
+         * other half of the warps multiply the second half */
         WARPS_M = M == 16 ? 1 : 2, WARPS_K = M == 16 && N == 64 ? 2 : 1, WARPS_N = 8 / WARPS_M / WARPS_K,
         WARP_M = M / WARPS_M, WARP_N = N / WARPS_N, WARP_K = K / WARPS_K,
         BLOCKS_M = WARP_M / 16, BLOCKS_N = WARP_N / 8,
@@ -120,8 +120,8 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
             s->at[i] = row < t->end ? te__grouped_row(g, row) * depth(g) : -1;
         }
     }
-    /* Starts the copies of step `step`, and commits them as a group of cp.async. After the last step the group is
-     * empty. */
+    /* Starts the copies of step `step`, and commits them as a group of cp.async. If `step` is behind the last step, the
+     * group is empty. */
     TE_FN void load(state *s, const te_grouped *g, const te_grouped_tile *t, int line, uint32_t ring, int step,
                     int steps) {
         const uint32_t stage = ring + (uint32_t)(step % STAGES * STAGE);
@@ -172,7 +172,7 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         const float2 old = g->accumulate ? *to : make_float2(0, 0);
         *to = make_float2(old.x + u, old.y + v);
     }
-    /* Adds the sums of the second half of the warps to those of the first half; returns whether this warp has the
+    /* Adds the sums of the second half of the warps to the sums of the first half; returns whether this warp has the
      * totals. */
     TE_FN int add_halves(float *c, int half) {
         enum { SUMS = WARPS_K > 1 ? BLOCKS_M * BLOCKS_N * 4 : 1, THREADS = TE_GROUPED_THREADS / 2 };
@@ -283,8 +283,8 @@ static __global__ void __launch_bounds__(TE_GROUPED_THREADS, 2) te_grouped_f32(c
 /* A persistent kernel with tiles of 128 x 256, like gemm_sm90.h: two consumer warpgroups accumulate 64 x 256 each, and
  * a producer warpgroup fills a pipeline of four stages, each with 64 elements along the inner dimension. TMA makes all
  * copies except those of gathered rows of x, which cp.async makes. The inner dimension must be a multiple of 64, except
- * in wgrad, where it is the rows of a group: there the copies fill the rows behind the group's end with zeros. Floor:
- * as for a dense GEMM (gemm_sm90.h). */
+ * in wgrad. In wgrad the inner dimension is the number of rows of a group, and the copies write zeros in place of the
+ * rows behind the group's end. The lower bound of the time is that of a dense GEMM (gemm_sm90.h). */
 enum {
     TE_GROUPED_SM90_M = 128,
     TE_GROUPED_SM90_N = 256,
@@ -298,14 +298,14 @@ enum {
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
-    CUtensorMap a_map; /* maps x or dy, except if rows of x are gathered; in wgrad maps dy [rows, out], with boxes that
-                        * end at the last row of a group */
-    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in]; in wgrad maps x [rows, in], with boxes
-                        * that end at the last row of a group */
+    CUtensorMap a_map; /* maps x in forward (unused if rows of x are gathered), and dy in dgrad and wgrad. In wgrad a
+                        * box ends at the last row of its group */
+    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in], in forward and dgrad. In wgrad maps
+                        * x [rows, in], and a box ends at the last row of its group */
     te_grouped g;
 } te_grouped_sm90;
 typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
-/* Returns the number of tile numbers, including those that belong to no tile (te__grouped_find). */
+/* Returns how many numbers of tiles there are, including the numbers without a tile (te__grouped_find). */
 TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
     const int columns = g->kind == TE_GROUPED_FORWARD ? g->out : g->in;
     const int64_t tiles_n = te_ceil_div(columns, TE_GROUPED_SM90_N);
@@ -321,8 +321,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         B_MN_MAJOR = KIND != TE_GROUPED_FORWARD,
         A_COPIES = M * K / 8 / 128 /* number of vectors of a stage that one producer thread copies */
     };
-    /* A tile of D. line: its first row in the group's dweight (wgrad), or in y or dx; steps: the number of steps of K
-     * elements along the inner dimension. */
+    /* A tile of D. line: the index of the tile's first row, in y (forward), in dx (dgrad) or in the group's dweight
+     * (wgrad); steps: the number of steps along the inner dimension, each of K elements. */
     struct work { te_grouped_tile t; int line, steps; };
 
     TE_FN int find(work *w, const te_grouped *g, int tile) {
@@ -339,8 +339,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         return WGRAD ? w->steps || !g->accumulate : w->t.first < w->t.end;
     }
 
-    /* Sets *w to the first existing tile among those with the numbers *tile, *tile + gridDim.x, .., and *tile to its
-     * number. Returns 0 if no such tile exists. */
+    /* Searches the tile numbers *tile, *tile + gridDim.x, .. for the first number with a tile, sets *tile to this
+     * number and *w to the tile. Returns 0 if no number has a tile. */
     TE_FN int seek(work *w, int *tile, const te_grouped *g) {
         const int tiles = (int)te__grouped_sm90_tiles(g);
         while (*tile < tiles && !find(w, g, *tile)) *tile += (int)gridDim.x;
@@ -396,7 +396,7 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
         te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
     }
-    /* Runs in one warp, of which one thread copies, if TMA makes all copies. */
+    /* The producer if TMA makes all copies. One warp runs this function, and one of its threads starts the copies. */
     TE_FN void produce(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
         int count = 0, tile = (int)blockIdx.x;
@@ -412,7 +412,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
                 else load_stage(p, &w, to, s * K, full);
             }
     }
-    /* Runs in all threads of the producer warpgroup, which gather the rows of A by cp.async. */
+    /* The producer if rows of x are gathered. All threads of the producer warpgroup run this function, and copy the
+     * rows of A by cp.async. */
     TE_FN void produce_gathered(const te_grouped_sm90 *p, uint32_t ring, te_grouped_barriers *bars) {
         const te_grouped *g = &p->g;
         int count = 0, tile = (int)blockIdx.x; /* count: number of stages filled so far */

@@ -1,5 +1,5 @@
 /* gemm_host.h -- te_gemm_run on a CPU: by a CBLAS library in a build with -DTE_CBLAS, else by a blocked loop. GEMMs of
- * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" one.
+ * at most TE__SKINNY_M rows, as in decoding, have a separate loop, the "skinny" loop.
  *
  * All of these loops multiply in f32. Operands of other dtypes are first widened to float in g->scratch, and the result
  * is rounded at the end. The skinny loop widens the weight in registers instead, so that it reads the weight from
@@ -11,9 +11,9 @@
  * sum is multiplied by the scales of both operands, and the scaled sums are added in float. With rowwise scales the sum
  * over all of k is multiplied by the scales. (cuBLASLt adds the products of the 128 elements in another order.)
  *
- * The results of the library's own loops do not depend on the number of threads. Those of a CBLAS may: OpenBLAS adds up
- * a sum in another order if it divides k among more threads. So with -DTE_CBLAS two runs have the same bits only if
- * they have the same number of threads.
+ * The results of the library's own loops do not depend on the number of threads. The results of a CBLAS library may:
+ * OpenBLAS adds up a sum in another order if it divides k among more threads. So with -DTE_CBLAS two runs have the same
+ * bits only if both have the same number of threads.
  */
 #ifndef TE_GEMM_HOST_H
 #define TE_GEMM_HOST_H
@@ -33,10 +33,10 @@ TE_API int te__gemm_supports(const te_gemm *g, te_context *ctx) {
     return g->epilogue == TE_EPILOGUE_NONE;
 }
 enum { TE__SKINNY_M = 8 };
-/* Returns whether the skinny loop computes the product: if D has at most TE__SKINNY_M rows, B is transposed, as in x
- * weight^T, and the operands are not FP8. Otherwise the blocked loop computes the product, which adds up the terms of a
- * sum in another order. A program that needs bitwise identical rows in batches of any size is compiled with
- * -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
+/* Returns whether the skinny loop computes the product. The skinny loop does so if D has at most TE__SKINNY_M rows, B
+ * is transposed (as in x weight^T), and the operands are not FP8; otherwise the blocked loop computes it. The two loops
+ * add up the terms of a sum in different orders. A program whose rows must be bitwise identical in batches of any size
+ * is compiled with -DTE_BATCH_INVARIANT, which leaves the skinny loop out. */
 TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #ifdef TE_BATCH_INVARIANT
     const int is_allowed = 0;
@@ -45,8 +45,8 @@ TE_API int te__gemm_is_skinny(const te_gemm *g) {
 #endif
     return is_allowed && g->m <= TE__SKINNY_M && !g->trans_a && g->trans_b && !te__gemm_is_fp8(g);
 }
-/* Returns whether the last bits of te_gemm_run's result may depend on whether C and D are the same matrix, as they may
- * with cuBLASLt. Returns 0: on the host they do not. */
+/* Returns whether te_gemm_run may round differently if C and D are the same matrix than if they are two matrices.
+ * Always 0 here, because the host rounds the same way in both cases; cuBLASLt may not. */
 TE_API int te__gemm_depends_on_place(const te_gemm *g) { return (void)g, 0; }
 /* Return the number of floats of g->scratch that te_gemm_run needs: 0 if A, B and D are f32. */
 TE_API size_t te__gemm_scratch(const te_gemm *g) {
@@ -74,8 +74,8 @@ TE_FN void te__widen_body(const te__widen_args *a, te_block b) {
         for (int64_t i = from; i < to; i++) a->y[i] = te_load(a->x, i, TE_f16);
 }
 TE_KERNEL(te__widen, 1, te__widen_args, te__widen_body(te_args, te_at))
-/* Converts the n elements of x to floats and stores these at *scratch; advances *scratch past the floats, and returns
- * their address. */
+/* Converts the n elements of x to floats and stores the floats at *scratch; advances *scratch past the floats, and
+ * returns their address. */
 TE_API float *te__widened(te_context *ctx, float **scratch, const void *x, int64_t n, te_dtype dtype) {
     te__widen_args a;
     a.y = *scratch, a.x = x, a.n = n, a.dtype = dtype;
@@ -200,7 +200,7 @@ TE_KERNEL_ISA(te__sgemm, te__sgemm_args, sizeof(te__sgemm_packed),
               te__sgemm_tile(te_args, te_at, (te__sgemm_packed *)te_memory, te_isa_))
 #endif
 
-/* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are those of g. */
+/* Computes c = alpha op(a) op(b) + beta c in f32. alpha, the sizes and the transposes are taken from g. */
 TE_API te_status te__sgemm_run(const te_gemm *g, const float *a, const float *b, float beta, float *c,
                                te_context *ctx) {
 #ifdef TE_CBLAS
@@ -230,8 +230,8 @@ typedef struct te__skinny_args {
     const float *a;        /* [m, k] */
     const uint8_t *weight; /* [rows, k] of `dtype`: f32, bf16 or f16; need not be aligned */
     te_dtype dtype;
-    int64_t rows, first; /* rows: the number of rows of the weight; first: the column of D that belongs to the weight's
-                          * first row */
+    int64_t rows, first; /* rows: the number of rows of the weight; first: the index of the column of D that the
+                          * weight's first row produces */
 } te__skinny_args;
 
 /* Adds to sum[16 r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i. kk
@@ -273,7 +273,7 @@ TE_FN void te__skinny_column(const te__skinny_args *args, int64_t i, int64_t j, 
         te_store(g->d, at, g->alpha * total + (g->beta != 0 ? g->beta * te_load(g->c, at, g->out) : 0.0f), g->out);
     }
 }
-/* Compute the block's columns of D in up to TE__SKINNY_M rows. dtype: that of the weight, a compile-time constant. */
+/* Compute the block's columns of D in up to TE__SKINNY_M rows. dtype: the weight's dtype, a compile-time constant. */
 TE_FN void te__skinny_columns(const te__skinny_args *args, te_block block, te_dtype dtype, te_isa isa) {
     const int64_t from = (int64_t)block.x * TE__SKINNY_BLOCK, to = te_min(args->rows, from + TE__SKINNY_BLOCK);
     const int64_t m0 = (int64_t)block.y * TE__SKINNY_M, m1 = te_min(args->g->m, m0 + TE__SKINNY_M);
@@ -295,8 +295,8 @@ TE_FN void te__skinny_body(const te__skinny_args *args, te_block block, te_isa i
 }
 TE_KERNEL_ISA(te__skinny, te__skinny_args, 0, te__skinny_body(te_args, te_at, te_isa_))
 
-/* Compute the columns of D that belong to `rows` rows of a weight in f32, bf16 or f16, from column `first` on. a: A as
- * floats. */
+/* Computes columns first to first + rows - 1 of D, where column first + r is the product of A and row r of `weight`, a
+ * matrix [rows, k] in f32, bf16 or f16. a: A, converted to float. */
 TE_API te_status te__skinny_part(const te_gemm *g, const float *a, const void *weight, te_dtype dtype, int64_t rows,
                                  int64_t first, te_context *ctx) {
     te__skinny_args args;
@@ -323,10 +323,10 @@ typedef struct te__scaled_tile {
     float sum[TE__SCALED_M][TE__SCALED_N];
 } te__scaled_tile;
 
-/* Sets f to the factors for `count` rows, from row0 on, of the matrix m [rows, k]: the inverse scales by which sums of
- * the product are multiplied. If `rowwise` is 0, f gets the factors for the sums over 128 columns from `col` on, all 1
- * if m has rowwise scales. If `rowwise` is 1, f gets the factors for the sums over all k columns, all 1 if m has no
- * rowwise scales. */
+/* Sets f[0] to f[count - 1] to factors for rows row0, row0 + 1, .. of the matrix m [rows, k], by which sums of products
+ * with the elements of these rows are multiplied. If `rowwise` is 0, the factors are the inverse scales for the 128
+ * columns from `col` on, or 1 if m has rowwise scales. If `rowwise` is 1, the factors are the inverse scales of whole
+ * rows, or 1 if m has no rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)

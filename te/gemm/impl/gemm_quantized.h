@@ -76,7 +76,7 @@ typedef struct te__by_integers_args {
     const te_gemm *g;
     te__activations a;
     const te_weight_part *part;
-    int64_t first; /* the column of D that belongs to the first row of this part of the weight */
+    int64_t first; /* the index in D of the column that the first row of this part of the weight produces */
     int64_t rows;  /* how many rows of this part of the weight each block multiplies; a multiple of 16 */
     te_isa isa;    /* the instructions of the kernels */
 } te__by_integers_args;
@@ -148,8 +148,8 @@ TE_API te__columns_kernel *te__columns_kernel_of(te_block_format f, int count, t
 #endif
 }
 /* Multiplies rows of the weight by A with the skinny kernels. Each row of the weight is multiplied by up to four rows
- * of A at a time, and TE__QUANTIZED_GROUP rows of the weight are multiplied by all rows of A before the next ones are
- * read. The order of a sum does not depend on the number of rows of A. */
+ * of A at a time, and TE__QUANTIZED_GROUP rows of the weight are multiplied by all rows of A before the next rows of
+ * the weight are read. The order of a sum does not depend on the number of rows of A. */
 TE_API void te__columns_part(const te__by_integers_args *args, const te__activations *a, int64_t m0, int64_t from,
                              int64_t to) {
     const te_weight_part *part = args->part;

@@ -10,7 +10,7 @@
  *                      multiplies them by up to 512 rows of A. The codes are transposed, so that a register has four
  *                      consecutive codes of each of the 16 rows.
  *
- * Floor of the skinny kernels: the time in which memory delivers the weight's bytes.
+ * Lower bound of the skinny kernels' time: the time in which memory delivers the weight's bytes.
  */
 #ifndef TE_GEMM_QUANTIZED_AVX512_H
 #define TE_GEMM_QUANTIZED_AVX512_H
@@ -34,15 +34,15 @@ TE__AVX512_FN __m512i te__avx512_pair(__m256i low, __m256i high) {
 TE__AVX512_FN __m512i te__avx512_bytes(te__weight_group a, te__weight_group b) {
     return _mm512_xor_si512(te__avx512_pair(te__x86_load(a.codes), te__x86_load(b.codes)), _mm512_set1_epi8(-128));
 }
-/* Returns the fifth bit of each of the first 16 (at: 0) or the last 16 (at: 2) codes of each of four groups, in q5_0 or
- * q5_1. */
+/* Returns the fifth bits of 64 codes of q5_0 or q5_1: from each of four groups the first 16 codes (if `at` is 0) or the
+ * last 16 codes (if `at` is 2). */
 TE__AVX512_FN __mmask64 te__avx512_fifth_bits(const te__weight_group b[4], int at) {
     uint64_t bits = 0;
     for (int i = 0; i < 4; i++) bits |= (uint64_t)te__read_u16(b[i].codes - 4 + at) << 16 * i;
     return (__mmask64)bits;
 }
 /* Unpacks the 128 unsigned codes of four groups, in a format with codes of 4 or 5 bits. q[0] gets the first 16 codes of
- * each group, those of group i in its i-th 128 bits; q[1] gets the last 16 codes of each group in the same order. */
+ * each group: bytes 16 i to 16 i + 15 come from group i. q[1] gets the last 16 codes of each group in this order. */
 TE__AVX512_FN void te__avx512_nibbles(__m512i q[2], const te__weight_group b[4], te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     __m512i x;
@@ -74,8 +74,8 @@ TE__AVX512_FN void te__avx512_nibbles(__m512i q[2], const te__weight_group b[4],
         q[1] = _mm512_mask_add_epi8(q[1], te__avx512_fifth_bits(b, 2), q[1], sixteen);
     }
 }
-/* Returns the scales d of the four groups b[0] to b[3] as floats: d0, d1, d2, d3; or, if the format has an offset m,
- * scales and offsets in turn: d0, m0, d1, m1, d2, m2, d3, m3. */
+/* Returns, as floats, the scales d of the four groups b[0] to b[3]: d0, d1, d2, d3. If the format has offsets m,
+ * returns the groups' scales and offsets: d0, m0, d1, m1, d2, m2, d3, m3. */
 TE__AVX512_FN __m256 te__avx512_scales(const te__weight_group b[4], te_block_format f) {
     uint32_t w[4];
     uint16_t h[4];
@@ -97,11 +97,12 @@ TE__AVX512_FN __m512 te__avx512_spread(__m256 v, __m512i lanes) {
     return _mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(v));
 }
 typedef struct te__avx512_four {
-    __m512i q[2]; /* in q8_0 and int8 each register holds two groups, else as te__avx512_nibbles says */
+    __m512i q[2]; /* the codes. In q8_0 and int8 each register holds two groups; in the other formats the codes are
+                   * in the order of te__avx512_nibbles */
     __m256 d;
 } te__avx512_four; /* four groups */
-/* Unpack the `count` (1 to 4) groups at w, where a block begins. If there are fewer than four, the
- * last one is unpacked again in place of each missing one; te__avx512_step multiplies these by 0. */
+/* Unpacks `count` (1 to 4) groups from w, the start of a block. In place of groups `count` to 3 the last group is
+ * unpacked again, and te__avx512_step multiplies these copies by 0. */
 TE__AVX512_FN te__avx512_four te__avx512_unpack(const uint8_t *w, int count, te_block_format f) {
     te__weight_group b[4];
     te__avx512_four u;
@@ -193,8 +194,8 @@ TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te_
 
 /* ---- skinny: k-quants, 64 codes at a time ------------------------------------------------------------------------ */
 
-/* Unpacks the 256 unsigned codes of the block at b, which is in q4_k, q5_k or q6_k, to q: codes 64 i to 64 i + 63 to
- * q[i]. */
+/* Unpacks the 256 unsigned codes of the block at b, which is in q4_k, q5_k or q6_k. q[i] gets codes 64 i to
+ * 64 i + 63. */
 TE__AVX512_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     if (f == TE_BLOCK_q6_k) { /* each half of the block holds 128 codes (te__codes_q6_k) */
@@ -226,8 +227,8 @@ TE__AVX512_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_f
     TE__AVX512_PAIR(0) TE__AVX512_PAIR(1) TE__AVX512_PAIR(2) TE__AVX512_PAIR(3)
 #undef TE__AVX512_PAIR
 }
-/* Returns the scales of codes 64 i to 64 i + 63, in 32 lanes of 16 bits, each of which belongs to two codes. scales:
- * the integer scales of the block, from te__x86_scales_k. */
+/* Returns the scales of codes 64 i to 64 i + 63 as 32 numbers of 16 bits: number j is the scale of codes 64 i + 2 j and
+ * 64 i + 2 j + 1. scales: the integer scales of the block, from te__x86_scales_k. */
 TE__AVX512_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
     const __m512i lanes =
         f == TE_BLOCK_q6_k
@@ -369,7 +370,7 @@ TE__TARGET_AVX512 TE_API void te__x86_panel_load(te__x86_panel *p, const te_weig
 #define TE__X86_EACH(M) M(0) M(1) M(2) M(3) M(4) M(5) M(6) M(7)
 /* Adds to p->sum[row[r]], for r = 0 to 7, the dot products of the panel (16 unpacked rows of the weight) and row row[r]
  * of the activations, over the `kk` values from k0 on. f, a compile-time constant: the weight's format, or any other
- * with the same group size and zero point. */
+ * format with the same group size and zero point. */
 TE__AVX512_FN void te__x86_tile_micro(te__x86_panel *p, const te__activations *a, const int row[TE__TILE_ROWS],
                                       int64_t k0, int kk, te_block_format f) {
     const int group = te__block_group(f), zero = te__x86_zero(f);

@@ -18,8 +18,9 @@
 #include "../../core/lanes.h"            /* te_block_here */
 #include "../../quant/repacked_blocks.h" /* te__cell_low_bytes */
 
-/* A step is the part of W that a warp multiplies at a time: 16 rows of 256 columns, in one cell of a k-quant or in
- * several cells of 32, 64 or 128 columns. The last step of a row may have fewer columns. */
+/* A step is the part of W that a warp multiplies at a time: 16 rows of 256 columns. (The last step of a row may have
+ * fewer columns.) W is stored in cells of 16 blocks, one from each of 16 rows, so a step is one cell in a k-quant, and
+ * several cells in a format with blocks of 32, 64 or 128 columns. */
 enum { TE_STEP_K = 256, TE_STEP_GROUPS = TE_STEP_K / TE_CELL_GROUP };
 
 /* The constants of format F. */
@@ -48,12 +49,12 @@ struct te__cells_of {
                : F == TE_BLOCK_q5_0 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q5_k ? 64
                                                                                 : 0,
         SCALES = GROUPS * (LOW + HIGH), /* offset of a cell's scales */
-        /* bytes of the scales of 16 rows, which lie behind their cells (int8) */
+        /* in int8: bytes of the scales of 16 rows, which are stored behind the cells of these rows */
         ROW_SCALES = F == TE_BLOCK_int8 ? (int)TE_CELL_ROWS * (int)TE_BLOCK_ROW_SCALE : 0,
         /* 1 if a lane loads the low bits of two groups at once (te__cell_pairs_groups) */
         PAIRS = GROUPS > 1 && !IS_K,
-        SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups with one scale; not used if the scale is that of
-                                         * the row (int8) */
+        SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups that share a scale; not used in int8, where a
+                                         * whole row has one scale */
         /* the position, in a 16-bit half of a word, of the lowest bit of a code of the lane's second row (lane / 4 +
          * 8), once the code's low and high bits are merged */
         UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
@@ -64,13 +65,14 @@ struct te__cells_of {
                                         : -1, /* no zero point, or one per block */
         OFFSET = F == TE_BLOCK_q4_1 || F == TE_BLOCK_q5_1 || F == TE_BLOCK_q4_k || F == TE_BLOCK_q5_k,
         HALVES = F == TE_BLOCK_q6_k, /* 1 if each half of a group has a scale of its own */
-        /* the columns of a lane's eight codes in a group: four from T_COLUMNS (lane % 4) on, and four from HALF columns
-         * further on */
+        /* A lane has eight codes of a row of a group. Their columns are t to t + 3 and t + HALF to t + HALF + 3, where
+         * t = T_COLUMNS * (lane % 4) */
         T_COLUMNS = HALVES ? 4 : 8,
         HALF = HALVES ? 16 : 4
     };
 };
-/* Returns the bytes of the cells of 16 rows of k columns, including the rows' scales behind them. */
+/* Returns the bytes that 16 rows of k columns take: their cells and, in int8, the scales of the rows behind the
+ * cells. */
 template <te_block_format F>
 TE_FN int64_t te__cells_of_rows(int k) {
     return (int64_t)(k / te__cells_of<F>::VALUES) * te__cells_of<F>::CELL + te__cells_of<F>::ROW_SCALES;
@@ -78,7 +80,7 @@ TE_FN int64_t te__cells_of_rows(int k) {
 
 /* ---- codes ------------------------------------------------------------------------------------------------------- */
 
-/* Returns a b + c for two packed numbers of format M. */
+/* Returns a * b + c. Each of the words a, b and c holds two numbers of format M. */
 template <te_dtype M>
 TE_FN uint32_t te__fma_pair(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t d;
@@ -94,21 +96,22 @@ TE_FN uint32_t te__and_or(uint32_t a, uint32_t mask, uint32_t base) {
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(base));
     return d;
 }
-/* Returns log2 of the unit, the factor of all codes that are converted to format M: the smallest number of M times the
- * largest power of two. */
+/* Returns log2 of the unit, the power of two by which a code is multiplied when it is converted to format M. The unit
+ * is the smallest positive number of M times the largest power of two in M. */
 TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 : -9; }
-/* Returns 2^e in format m, in both halves of the word. */
+/* Returns a word whose two 16-bit halves are both the number 2^e in format m. */
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
     return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* Returns minus the zero point of format F, times the unit 2^te__cell_unit_log(M), in both halves of the word. */
+/* Returns a word whose two 16-bit halves are both, in format M, minus the zero point of F times the unit
+ * 2^te__cell_unit_log(M). */
 template <te_block_format F, te_dtype M>
 TE_FN uint32_t te__minus_zero(void) {
     const int zero = te__cells_of<F>::ZERO_LOG;
     return (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u;
 }
-/* Returns minus the zero point of a block, times the unit 2^te__cell_unit_log(M), in both halves of the word. w: the
- * four bytes with the block's scale d and its zero point. */
+/* Returns a word whose two 16-bit halves are both, in format M, minus the zero point of a block times the unit
+ * 2^te__cell_unit_log(M). w: the four bytes of the block that hold its scale d and its zero point. */
 template <te_dtype M>
 TE_FN uint32_t te__minus_zero_point(uint32_t w) {
     return te__fma_pair<M>(__byte_perm(w, 0, 0x4242), te__cell_power(M, M == TE_bf16 ? 127 : 15) | 0x80008000u,
@@ -139,8 +142,8 @@ TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
         q[1][2 * i + 1] = te__pair_of_e2m1<M>(te__and_or(w << 2, 0x80008000u, w >> 3 & 0x01c001c0u));
     }
 }
-/* Returns the bits of the lane's codes of a group (32 columns) above their low four bits. They are placed so that
- * te__cell_high_of_pair can shift those of pair i next to the pair's low bits, for both rows. */
+/* Returns the high bits (all but the low four) of the lane's codes of a group of 32 columns. The high bits are placed
+ * so that for each pair of codes te__cell_high_of_pair moves them next to the low bits by one shift, for both rows. */
 template <te_block_format F>
 TE_FN uint32_t te__cell_high(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
@@ -156,7 +159,7 @@ TE_FN uint32_t te__cell_high_of_pair(uint32_t high, const int i) {
     return left > 0 ? high << left : high >> -left;
 }
 /* Returns the low bits of the lane's codes of a group (32 columns): four words in formats with 8-bit codes, two words
- * in the others. step: the first byte of the step (16 rows of 256 columns). */
+ * in all other formats. step: the first byte of the step (16 rows of 256 columns). */
 template <te_block_format F>
 TE_FN uint4 te__cell_low_bits(const char *step, int group, int lane) {
     typedef te__cells_of<F> cells;
@@ -221,10 +224,10 @@ TE_FN float te__float_of_byte(uint32_t w, const int i) {
 }
 /* Returns 2^(e - 127). For e = 255, which stands for NaN, returns infinity. */
 TE_FN float te__float_of_e8m0(uint32_t e) { return __uint_as_float(max(e << 23, 0x00400000u)); }
-/* Sets the scales and offsets of one row of a step (256 columns), for the four groups of 32 columns from group 4 half
- * on. groups: the number of groups of the step; values for groups beyond this number are 0. scale[i][0] and
- * scale[i][1]: for the first and the second half of group 4 half + i; offset[i]: 0 if the format has no offsets;
- * zero_point[i]: in int4z, the bytes with d and the zero point. of_rows: in int8, the scales of the 16 rows. */
+/* Loads the scales and offsets of one row of a step, for half of its 256 columns: groups 4 half to 4 half + 3, each of
+ * 32 columns. If the step has only `groups` groups, the values of missing groups are 0. scale[i][0] and scale[i][1] are
+ * the scales of the first and the second half of group 4 half + i. offset[i] is 0 if the format has no offsets.
+ * zero_point[i] (only in int4z) has the bytes of the scale d and the zero point. of_rows: in int8, the rows' scales. */
 template <te_block_format F>
 TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups,
                            int row, int half, const char *of_rows) {
@@ -304,7 +307,8 @@ TE_FN void te__dequantize_store(void *y, int64_t at, const int half, const float
                 make_uint2(te_pair_of_floats(f[0], f[1], dtype), te_pair_of_floats(f[2], f[3], dtype));
     }
 }
-/* Sets v to the lane's eight values of a row in a group. q: the codes as bf16, times the unit (te__cell_unit_log). */
+/* Sets v to the eight values that this lane has in one row of a group: scale * code + offset. q: the codes as bf16,
+ * times the unit (te__cell_unit_log). */
 TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float scale[2], float offset) {
     const float per_unit = (float)(1 << -te__cell_unit_log(TE_bf16));
     TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -313,8 +317,8 @@ TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float sca
         v[2 * i + 1] = scale[i / 2] * (pair.y * per_unit) + offset;
     }
 }
-/* Returns te__minus_zero in bf16 for a row. zero_point: in int4z, the bytes with d and the zero point of the row's
- * block. */
+/* Returns minus the zero point of a row's block, times the unit, in bf16. zero_point: in int4z, the bytes of the block
+ * that hold its scale d and its zero point. */
 template <te_block_format F>
 TE_FN uint32_t te__dequantize_zero(uint32_t zero_point) {
     return te__cells_of<F>::ZERO_POINTS ? te__minus_zero_point<TE_bf16>(zero_point) : te__minus_zero<F, TE_bf16>();

@@ -4,10 +4,10 @@
  * For at most TE_QUANTIZED_MAX_M rows of A the skinny kernel below computes the product. Each warp computes with 16
  * rows of W (a row tile), in steps of 128 or 256 columns of W. Bulk copies fill the warp's own ring in shared memory,
  * one stage for each step. The warp converts the codes of W to bf16 or f16 in registers and multiplies them by A with
- * mma.sync; a row of A is a column of the product. In f32 it multiplies the sums of each group (32 columns) by the
- * group's scale, and adds them up. The offset of a group is multiplied by the sum of the group's activations, which
- * mma.sync computes as a product with ones; in q4_k and q5_k mma.sync multiplies by the offsets (mins) directly. In f32
- * each row of A is split into three rows in bf16 with the same sum.
+ * mma.sync; a row of A is a column of the product. The warp multiplies the sums of each group (32 columns) by the
+ * group's scale, and adds up the results, in f32. The offset of a group is multiplied by the sum of the group's
+ * activations, which mma.sync computes as a product with ones; in q4_k and q5_k mma.sync multiplies by the offsets
+ * (mins) directly. If A is f32, each row of A is split into three rows in bf16 with the same sum.
  *
  * A block computes `across` row tiles at a time, each by `stride` warps that divide the steps. The blocks of a cluster
  * can divide the steps further. The more row tiles share A in shared memory, the less of A is read from the L2, but the
@@ -36,16 +36,16 @@ enum {
     TE_QUANTIZED_SLOTS = 21,           /* the largest number of fragments (sums of a warp) that a block holds */
     TE_QUANTIZED_MAX_SPLIT = 8,        /* the largest number of blocks in a cluster */
     TE_QUANTIZED_MAX_M = 64,           /* the skinny kernel runs for up to this many rows, in several launches */
-    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the largest W, in bytes, that is converted in the workspace; a larger one,
-                                        * such as that of a model's head, is multiplied by the skinny kernel for any
-                                        * number of rows */
+    TE_QUANTIZED_DEQUANTIZED = 1 << 28 /* the largest W, in bytes, that is converted in the workspace; the skinny kernel
+                                        * multiplies a larger W, such as that of a model's output head, for any number
+                                        * of rows */
 };
 
 typedef struct te__quantized {
     const void *x;     /* [m, k] */
     const char *cells; /* of W, [rows, k] */
-    void *y;           /* [m, ld]: D, beginning with the column that belongs to the first of these rows of W */
-    const void *c;     /* as y; read if beta is not 0 */
+    void *y;           /* [m, ld]: the part of D from the column on that the first of these rows of W produces */
+    const void *c;     /* [m, ld]: C, laid out as y; read if beta is not 0 */
     const void *bias;  /* [rows], or null */
     float alpha, beta;
     int m, rows, k, ld;
@@ -57,35 +57,34 @@ typedef struct te__quantized {
     int steps_of_block;
     int row_bytes;      /* bytes of the cells of 16 rows of W */
     int row_scales;     /* bytes of the scales of 16 rows, which lie behind their cells (only in int8) */
-    int across;         /* the number of warps of a block that have different row tiles; warps from across * stride on
-                         * are idle */
+    int across;         /* the number of row tiles that a block computes at a time, each by `stride` warps; warps from
+                         * across * stride on are idle */
     int across_inverse; /* to divide quickly: warp / across is warp * across_inverse >> 8 */
-    int stride;         /* the number of warps that have the same row tile, but different steps */
-    int columns;        /* rows of A in shared memory (in f32 three per row), rounded up to a power of two */
+    int stride;         /* the number of warps that compute the same row tile, each in different steps */
+    int columns;        /* rows of A in shared memory (three for each row of an f32 A), rounded up to a power of two */
     int buffered;       /* the number of steps for which shared memory holds A at a time: all steps of a block or, if
                          * these do not fit, a multiple of `stride` */
     int stages;         /* of a ring, 2 to TE_QUANTIZED_MAX_STAGES */
-    int early_weights;  /* 1 if the previous kernel does not write W, so that W is loaded before that kernel has
-                         * ended */
+    int early_weights;  /* 1 if the previous kernel does not write W; then W is loaded before that kernel has ended */
     int out_f32;        /* 1 if y and c are in f32, 0 if they have A's dtype */
 } te__quantized;
 
 /* Constants, and the layout of a block's shared memory, in this order: barriers, the scales of each warp, fragments
- * (sums) to be added, A, and the rings. N: the number of column tiles.
- */
+ * (sums) to be added, A, and the rings. N: the number of column tiles. */
 template <te_block_format F, int N>
 struct te__quantized_memory {
     enum {
-        /* launch bound. With 2 the compiler uses at most 64 registers, with which a kernel with one column tile is as
-         * fast as without the bound or up to 4% faster. The k-quants need more registers */
+        /* the smallest number of blocks per multiprocessor that the compiler must allow (a launch bound). With 2 the
+         * compiler uses at most 64 registers; with one column tile the kernel is then as fast as without the bound, or
+         * up to 4% faster. The k-quants need more registers */
         MIN_BLOCKS = N == 1 && !(int)te__cells_of<F>::IS_K ? 2 : 1,
         STEP_K = te__cells_of<F>::IS_8BIT ? 128 : TE_STEP_K, /* columns of a step */
         GROUPS = STEP_K / TE_CELL_GROUP,
         SPAN = F == TE_BLOCK_int8 ? (int)GROUPS : (int)te__cells_of<F>::SPAN, /* number of groups added unscaled */
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
         X_STEP = (int)STEP_K * 2,                                                         /* bytes of a row of A */
-        /* bytes, for a group, of the memory into which each warp converts a k-quant's scales, a step at a time; with 16
-         * bytes of padding, so that groups lie in different banks */
+        /* For a k-quant, each warp stores the converted scales of a step in shared memory. EXPANDED_GROUP: the bytes of
+         * one group there, including 16 bytes of padding, with which groups lie in different banks */
         EXPANDED_GROUP = 8 * 16 + 16,
         EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
@@ -98,10 +97,10 @@ struct te__quantized_memory {
 
 /* ---- what a warp computes ---------------------------------------------------------------------------------------- */
 
-/* What a warp computes: row tile number `row` of each of its block's tiles, in steps begin + first, begin + first +
- * stride, .., below `end`. */
+/* What a warp computes: row tile number `row` (16 rows of W) of each of its block's tiles, in steps begin + first,
+ * begin + first + stride, .., below `end`. */
 typedef struct te__quantized_place {
-    int tile, next_tile; /* the block's first tile, and the distance to its next one */
+    int tile, next_tile; /* the index of the block's first tile, and the distance from each tile to the next */
     int rank;            /* the block's number in its cluster */
     int row, first, stride, begin, end;
 } te__quantized_place;
@@ -235,9 +234,9 @@ TE_FN uint4 te__bf16_part(const uint32_t x[8], const int part) {
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
-/* Copies columns k to end - 1 of A to shared memory, but at most p->buffered steps of them, with zeros from `end` on.
- * The layout there is [row of A][k], with three rows in bf16 for each row of an A in f32. If A has 16 bits, its bytes
- * arrive at the barrier `bar`; if A is f32, it has been stored when the function ends. */
+/* Copies p->buffered steps of A, from column k on, to shared memory, with zeros in place of columns from `end` on. The
+ * layout in shared memory is [row of A][k], with three rows in bf16 for each row of an A in f32. If A has 16 bits, the
+ * barrier `bar` counts the bytes that have arrived; if A is f32, all of it has been stored when the function ends. */
 template <te_dtype T>
 TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int end, int step_k, uint32_t bar) {
     const int width = p->buffered * step_k, column = width * 2 + TE_QUANTIZED_X_PAD, lane = (int)threadIdx.x % 32;
@@ -479,8 +478,8 @@ TE_FN void te__quantized_send(char *to, int rank, const float v[4]) {
     *(float4 *)(void *)to = make_float4(v[0], v[1], v[2], v[3]), (void)rank;
 #endif
 }
-/* Stores D for 16 rows of W, from row `first` on: applies alpha, the bias and beta C to the sums. sums:
- * float[columns][16]. */
+/* Stores the columns of D that rows first to first + 15 of W produce: multiplies the sums by alpha, and adds the bias
+ * and beta C. sums: float[columns][16]. */
 template <te_dtype T>
 TE_FN void te__quantized_store(const te__quantized *p, int first, const float *sums) {
     const float alpha = p->alpha * (float)(1 << -te__cell_unit_log(T == TE_f16 ? TE_f16 : TE_bf16));
@@ -541,8 +540,7 @@ TE_FN void te__quantized_fence_async(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
-/* Fills a stage with zeros behind its first `bytes` bytes, because the last step of a row of W may be shorter than a
- * stage. */
+/* Fills a stage with zeros behind its first `bytes` bytes: the last step of a row of W may be shorter than a stage. */
 template <int STEP>
 TE_FN void te__quantized_clear(char *stage, int bytes) {
     for (int at = bytes + (int)threadIdx.x % 32 * 16; at < STEP; at += 512)
@@ -662,7 +660,8 @@ TE_API te__quantized_kernel_entry *te__quantized_kernel_of(te_block_format f, in
     default: return 0;
     }
 }
-/* Returns how many clusters of `split` blocks can run at the same time, or 0 if the kernel's code has no clusters. */
+/* Returns how many clusters of `split` blocks can run at the same time, or 0 if the kernel's code is for GPUs without
+ * clusters. */
 TE_API int te__quantized_clusters(const te__quantized_kernel_entry *e, int split, const te_context *ctx) {
     struct cudaFuncAttributes is;
     cudaLaunchAttribute attribute = {};
@@ -746,7 +745,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
 }
 /* The largest number of rows of A in one launch. */
 TE_API int te__quantized_rows(te_dtype dtype) { return dtype == TE_f32 ? 10 : 32; }
-/* Multiplies `rows` rows of A, from row m0 on, by one part of W. first: the part's first row, counted in W. */
+/* Multiplies rows m0 to m0 + rows - 1 of A by one part of W. first: the index in W of the part's first row. */
 template <te_dtype T>
 TE_API te_status te__quantized_part(const te_gemm *g, int64_t m0, int64_t rows, const te_weight_part *part,
                                     int64_t first, te_context *ctx) {

@@ -1,12 +1,12 @@
 /* gemm_quantized_neon.h -- multiplies a quantized weight (te/quant/block_formats.h) by activations that are rounded to
- * 8 bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. With dot product
- * instructions (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have them) an instruction adds 16
- * products, else three instructions do.
+ * 8 bits, on 64-bit ARM: one row of the weight by 1, 2 or 4 rows of activations at a time. A dot product instruction
+ * (-march=armv8.2-a+dotprod; all cores since Cortex-A75 and A55 have it) computes and adds up 16 products; without it
+ * 16 products take three instructions.
  *
  * The codes, the integers that a format stores, are unpacked to signed numbers of 8 bits, with the zero point
  * subtracted. The products of a group of codes are added up as integers, so they are exact.
  *
- * Floor: the time in which memory delivers the weight's bytes.
+ * Lower bound of the time: the time in which memory delivers the weight's bytes.
  */
 #ifndef TE_GEMM_QUANTIZED_NEON_H
 #define TE_GEMM_QUANTIZED_NEON_H
@@ -28,13 +28,13 @@ typedef struct te__neon_codes {
     int8x16_t first, second;
 } te__neon_codes; /* 32 signed codes */
 
-/* Returns sum plus the products u v of 16 numbers of 8 bits, four products in each lane. Which four products a lane
+/* Returns sum plus the 16 products u[i] v[i] of 8-bit numbers; each lane adds four products. Which four products a lane
  * adds is not defined. */
 TE_FN int32x4_t te__neon_dot16(int32x4_t sum, int8x16_t u, int8x16_t v) {
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_s32(sum, u, v);
 #else
-    /* Activations are at most 127, so two products fit into 16 bits. */
+    /* The magnitude of an activation is at most 127, so the sum of two products fits into 16 bits. */
     return vpadalq_s16(sum, vmlal_high_s8(vmull_s8(vget_low_s8(u), vget_low_s8(v)), u, v));
 #endif
 }
@@ -51,14 +51,14 @@ TE_FN te__neon_codes te__neon_subtract(uint8x16_t first, uint8x16_t second, int 
     q.second = vsubq_s8(vreinterpretq_s8_u8(second), vdupq_n_s8((int8_t)zero));
     return q;
 }
-/* Returns 16 in each byte i whose bit i is set in the 16 bits at p, and else 0. */
+/* Returns 16 bytes: byte i is 16 if bit i of the 16 bits at p is set, else 0. */
 TE_FN uint8x16_t te__neon_fifth_bits(const uint8_t *p) {
     static const uint8_t bit[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
     const uint8x16_t bits = vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1]));
     return vandq_u8(vtstq_u8(bits, vld1q_u8(bit)), vdupq_n_u8(16));
 }
-/* Returns the 32 codes of a group, in a format with blocks of 32, 64 or 128 values; those of mxfp4 are twice the E2M1
- * numbers. */
+/* Returns the 32 codes of a group, in a format with blocks of 32, 64 or 128 values; in mxfp4 a code is twice the E2M1
+ * number. */
 TE_FN te__neon_codes te__neon_unpack(te__weight_group g, te_block_format f) {
     te__neon_codes q;
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) {
@@ -89,7 +89,7 @@ TE_FN float32x4_t te__neon_f16(const te__weight_group g[4], int at) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h)));
 }
 /* Returns the scales of the four groups, by which their codes are multiplied. In int8, which has one scale per row of
- * the weight instead, all of them are 1. */
+ * the weight instead, the four scales are 1. */
 TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f) {
     float d[4];
     if (f == TE_BLOCK_int8) return vdupq_n_f32(1.0f);
@@ -98,8 +98,8 @@ TE_FN float32x4_t te__neon_scales(const te__weight_group g[4], te_block_format f
     return vld1q_f32(d);
 }
 /* For formats with blocks of 32, 64 or 128 values, four groups of 32 values at a time: sets out[i] to the dot product
- * of the weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time constant.
- */
+ * of the weight's row at w and row row[i] of the activations, for i < count. count: 1, 2 or 4, a compile-time
+ * constant. */
 TE_FN void te__neon_columns_32(float *out, const uint8_t *w, const te__activations *a, const int64_t *row, int count,
                                te_block_format f) {
     const int64_t groups = a->k / TE__GROUP;
@@ -144,7 +144,7 @@ TE_FN te__neon_codes te__neon_codes_k(const uint8_t *b, int g, te_block_format f
         const int half = g / 4, row = g % 4;
         const uint8_t *low = b + half * 64 + row % 2 * 32, *high = b + 128 + half * 32;
         uint8x16_t first = vld1q_u8(low), second = vld1q_u8(low + 16);
-        const int8x16_t right = vdupq_n_s8((int8_t)(-2 * row)); /* a shift by -n is one to the right */
+        const int8x16_t right = vdupq_n_s8((int8_t)(-2 * row)); /* a shift by -n is a shift by n to the right */
         const uint8x16_t two = vdupq_n_u8(3);
         first = row / 2 ? vshrq_n_u8(first, 4) : vandq_u8(first, low4);
         second = row / 2 ? vshrq_n_u8(second, 4) : vandq_u8(second, low4);

@@ -47,7 +47,8 @@ enum {
     TE__X86_AHEAD = 8192
 };
 
-/* Returns eight sums of 32 bits: sum plus the products u v of two neighbouring numbers of 16 bits. */
+/* Multiplies 16 pairs of 16-bit numbers. Returns eight sums of 32 bits: sum[i] + u[2 i] v[2 i] + u[2 i + 1]
+ * v[2 i + 1]. */
 TE__AVX2_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPWSSD
     return TE__DPWSSD(sum, u, v);
@@ -55,8 +56,9 @@ TE__AVX2_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(u, v));
 #endif
 }
-/* Returns eight sums of 32 bits: sum plus the products u v of four neighbouring numbers of 8 bits. v is signed. u is
- * unsigned: up to 255 with VNNI, else at most 128, so that the sum of two products fits into 16 bits. */
+/* Multiplies 32 pairs of 8-bit numbers. Returns eight sums of 32 bits: sum[i] plus the products u[j] v[j] for j = 4 i
+ * to 4 i + 3. v is signed. u is unsigned: up to 255 with VNNI; without VNNI at most 128, so that the sum of two
+ * products fits into 16 bits. */
 TE__AVX2_FN __m256i te__x86_dot(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPBUSD
     return TE__DPBUSD(sum, u, v);
@@ -122,7 +124,7 @@ TE__AVX2_FN __m256i te__x86_e2m1(__m256i q) {
     const __m128i table = _mm_setr_epi8(16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), q);
 }
-/* Returns the 32 codes of a group. They are unsigned, except those of q8_0 and int8, which are signed. */
+/* Returns the 32 codes of a group. The codes of q8_0 and int8 are signed, all others unsigned. */
 TE__AVX2_FN __m256i te__x86_codes_32(te__weight_group g, te_block_format f) {
     if (f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8) return te__x86_load(g.codes);
     const __m256i q = te__x86_nibbles(g.codes);
@@ -222,8 +224,9 @@ TE__AVX2_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     const __m128i all = _mm_or_si128(low_bits, _mm_and_si128(_mm_srli_epi16(high, 2), _mm_set1_epi8(48)));
     return _mm256_cvtepu8_epi16(all);
 }
-/* Returns the scales of group g, in 16 lanes of 16 bits, each of which belongs to two codes. q4_k and q5_k have one
- * scale per group; q6_k has one for each half of the group, so one for each eight lanes. */
+/* Returns the scales of the codes of group g as 16 numbers of 16 bits: number j is the scale of codes 2 j and 2 j + 1.
+ * In q4_k and q5_k all 16 are equal, because a group has one scale; in q6_k the first eight are the scale of the first
+ * half of the group, and the last eight the scale of the second half. */
 TE__AVX2_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_block_format f) {
     if (f != TE_BLOCK_q6_k) return _mm256_set1_epi16(scale[g]);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(scale[2 * g])),
@@ -258,7 +261,8 @@ TE__AVX2_FN void te__x86_columns_k(float *out, const uint8_t *w, const te__activ
                 for (int r = 0; r < count; r++) {
             const int64_t at = (row[r] * a->k + k) / TE__GROUP;
             const __m256 scale_of_a = _mm256_set1_ps(a->scale[at]);
-            /* subtract 32 (the zero point of q6_k, 2^5) times the sum of the activations times their scale */
+            /* subtract 32 (the zero point of q6_k, 2^5) times the sums of each 16 activations, multiplied by the
+             * weight's scales */
             if (f == TE_BLOCK_q6_k)
                 dot[r] = _mm256_sub_epi32(
                     dot[r], _mm256_slli_epi32(_mm256_madd_epi16(scales, te__x86_load(a->sums + 2 * at)), 5));

@@ -48,34 +48,34 @@ enum {
 typedef struct te_skinny {
     const uint16_t *x, *w; /* x: [m, k]; w: [n, k] */
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale of x and of W; null if all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
-                  * if no amax is wanted */
+    float *amax; /* the kernel sets *amax to the larger of its old value and the largest magnitude that the epilogue
+                  * stores in FP8; null if no amax is wanted */
     float alpha;
     int m, n, k; /* k: in elements */
     int rowwise;       /* for TE_OPERANDS_FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
-    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
-     * end */
+    /* 1 if the previous kernel does not write W, so that this kernel may load W before the previous kernel has ended */
     int early_weights;
 } te_skinny;
 
 /* ---- W into a warp's ring ---------------------------------------------------------------------------------------- */
 
-/* A step of a block: col is the number of the first of its 16 columns of y, k the first element of k that the step
- * processes. All warps of the block process their parts of the same step. */
+/* A step of a block: col is the number of the first of the block's 16 columns of y, k the first element of k that the
+ * step processes. All warps of the block process their parts of the same step. */
 typedef struct te_skinny_position { int col, k; } te_skinny_position;
 TE_FN void te__skinny_advance(te_skinny_position *at, const te_skinny *p) {
     at->k += TE_SKINNY_STEP;
     if (at->k < p->k) return;
     at->col += (int)gridDim.x * TE_SKINNY_COLUMNS, at->k = 0;
 }
-/* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns, else twice 8 adjacent columns,
- * so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of the first half of
- * y pairs with column i of the second half (a gated op). Else y consists of heads of head_dim columns, and in each head
- * the first rotary / 2 columns pair with the next rotary / 2 (rope), and the first half of the other columns with their
- * second half. */
+/* Which 16 columns of y a block computes together: if `pairs` is 0, 16 adjacent columns; otherwise two runs of 8
+ * adjacent columns, so that an epilogue gets both elements of each pair that it combines. If head_dim is 0, column i of
+ * the first half of y pairs with column i of the second half (a gated op). Else y consists of heads of head_dim
+ * columns; in each head the first rotary / 2 columns pair with the next rotary / 2 (rope), and of the head's remaining
+ * columns the first half pairs with the second half. */
 typedef struct te_skinny_pairing { int pairs, head_dim, rotary; } te_skinny_pairing;
-/* Returns the first of eight adjacent columns of y: the first (second 0) or the second (second 1) eight of the 16
- * columns number col to col + 15. */
+/* The 16 columns that a block computes together are two runs of eight adjacent columns. Returns the first column of the
+ * first run (second 0) or of the second run (second 1). All columns of y are divided into such groups of 16; col: 16
+ * times the index of the group. */
 TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_skinny_pairing k) {
     if (!k.pairs) return col + 8 * second;
     if (!k.head_dim) return col / 2 + second * (p->n / 2);
@@ -83,8 +83,8 @@ TE_FN int te__skinny_column(const te_skinny *p, int col, int second, const te_sk
     return rest < 0 ? head + in_head / 2 + second * (k.rotary / 2)
                     : head + k.rotary + rest + second * ((k.head_dim - k.rotary) / 2);
 }
-/* Returns the column of y to which row `row` of the 16 rows of W belongs. This column is also the number of the row in
- * W. */
+/* Returns the index in W of row `row` of the 16 rows that a block multiplies together. The index is also that of the
+ * column of y that this row produces. */
 TE_FN int te__skinny_column_of(const te_skinny *p, int col, int row, const te_skinny_pairing k) {
     return k.pairs ? te__skinny_column(p, col, row / 8, k) + row % 8 : col + row;
 }
@@ -108,10 +108,10 @@ TE_FN void te__skinny_set_rows(te_skinny_loads *loads, const te_skinny *p, const
     loads->w[0] = p->w + (int64_t)te__skinny_column_of(p, col, row, pairing) * p->k + k;
     loads->w[1] = p->w + (int64_t)te__skinny_column_of(p, col, second, pairing) * p->k + k;
 }
-/* Start the copy of eight of the 16 rows (half 0: the first eight) of the warp's part of W for the step loads->at into
- * a stage, with zeros beyond n and k. The stage holds 16 rows of 16 vectors. In odd rows vectors 0 to 3 are swapped
- * with vectors 4 to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply from two neighbouring rows
- * use different banks. */
+/* Starts the copy of half of the warp's part of W for the step loads->at into a stage: of the first eight rows (half 0)
+ * or the last eight rows (half 1), with zeros beyond n and k. The stage holds 16 rows of 16 vectors. In odd rows
+ * vectors 0 to 3 are swapped with vectors 4 to 7, and 8 to 11 with 12 to 15, so that the loads of te__skinny_multiply
+ * from two neighbouring rows use different banks. */
 TE_FN void te__skinny_copy_half(const te_skinny_loads *loads, const te_skinny *p, int half) {
     const int lane = (int)threadIdx.x % 32, vector = lane % 16, row = lane / 16;
     const int beyond = loads->at.col >= p->n || te__skinny_warp_k() + vector * 8 + loads->at.k >= p->k;
@@ -143,10 +143,10 @@ TE_FN void te__skinny_load_stage(te_skinny_loads *loads, const te_skinny *p, uin
     te__skinny_commit();
     te__skinny_next_stage(loads, p, ring, pairing);
 }
-/* Fill the whole ring. paced: 1 if the previous kernel still runs. The previous kernel's loads and last stores, and
- * then this kernel's loads of x, would wait for microseconds behind all these copies. Therefore a warp starts a copy of
- * half a stage only when its previous one has arrived: then 32 KB are in flight on each multiprocessor, which is enough
- * for the bandwidth. */
+/* Fills the whole ring. paced: 1 if the previous kernel still runs. If all copies were started at once, the previous
+ * kernel's loads and last stores, and then this kernel's loads of x, would wait behind these copies for microseconds.
+ * Therefore a warp starts the copy of half a stage only when its previous copy has arrived: then 32 KB are in flight on
+ * each multiprocessor, which is enough for the bandwidth. */
 TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint32_t ring,
                                 const te_skinny_pairing pairing, const int paced) {
     TE_UNROLL_1 for (int i = 0; i < TE_SKINNY_STAGES; i++) {
@@ -162,8 +162,8 @@ TE_FN void te__skinny_fill_ring(te_skinny_loads *loads, const te_skinny *p, uint
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Load eight elements of x from `from`, or zeros if the row of x ends before `from`. left: the number of elements from
- * `from` to the end of the row. The predicate is in the assembly because the compiler would make a branch of an `if`,
- * and compute the address of each load behind its branch. */
+ * `from` to the end of the row. The assembly uses a predicate because for an `if` the compiler would generate a branch,
+ * and would compute the address of each load behind its branch. */
 TE_FN void te__skinny_load_x(uint32_t x[4], const uint16_t *from, int left) {
     asm volatile("{\n.reg .pred inside;\nsetp.gt.s32 inside, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
                  "mov.b32 %2, 0;\nmov.b32 %3, 0;\n@inside ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
@@ -198,10 +198,10 @@ TE_FN void te__f16_of_four_e4m3(uint32_t *low, uint32_t *high, uint32_t w) {
         : "r"(w));
 }
 #endif
-/* Multiply 32 elements of k of 16 rows of W by those of eight rows of x, and add the products to c. u, v: the lane's
+/* Multiplies 16 rows of W by eight rows of x over 32 elements of k, and adds the products to c. u, v: the lane's
  * vectors in rows lane / 4 and lane / 4 + 8 of W; x: the lane's vector in row lane / 4 of x. e4m3 is converted to f16
- * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate the instruction by
- * the same conversion and more additions. */
+ * because compute capability 9.0 has no mma.sync instruction for e4m3: the compiler would emulate such an instruction
+ * by the same conversion and additional instructions. */
 TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], const uint32_t x[4],
                           const te_dtype format) {
     if (format != TE_e4m3) {
@@ -220,10 +220,10 @@ TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], 
     }
 #endif
 }
-/* Adds the products of one step to the lane's four sums c. These are the sums for rows lane / 4 and lane / 4 + 8 of W,
- * each multiplied by rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
- * replaced by that of the next step as soon as it has been multiplied. next: the address of the first vector of the
- * next step; left: the number of elements from `next` to the end of the row. */
+/* Adds the products of one step to the lane's four sums c. The four sums are the dot products of rows lane / 4 and lane
+ * / 4 + 8 of W with rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
+ * replaced by the vector of the next step as soon as it has been multiplied. next: the address of the first vector of
+ * the next step; left: the number of elements from `next` to the end of the row. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const uint16_t *next, int left,
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
@@ -253,8 +253,9 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* The tensorwise or rowwise scales for the one element of y, among the 16 columns from `col` on, whose partial sums
- * this thread will add up in the epilogue. These scales are loaded before the mainloop computes those columns. */
+/* The tensorwise or rowwise scales for one element of y: the element for which this thread adds up the warps' partial
+ * sums in the epilogue. The element lies in one of the 16 columns from `col` on, and its scales are loaded before the
+ * mainloop computes these columns. */
 typedef struct te_skinny_scales { float x, w; } te_skinny_scales;
 TE_FN te_skinny_scales te__skinny_load_scales(const te_skinny *p, int col, const te_gemm_operands operands,
                                               const te_skinny_pairing pairing) {

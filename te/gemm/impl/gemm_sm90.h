@@ -18,10 +18,10 @@
  * store partial sums in memory, and the cluster that owns the tile adds them in a fixed order. This order depends only
  * on the sizes and the number of multiprocessors, so results are bitwise reproducible.
  *
- * Flops: 2 m n k. Floor: the speed of the tensor cores at the power limit, some 690 TFLOP/s in bf16 on an H200. With an
- * epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of cuBLASLt's fastest candidate; with an
- * epilogue of bias and gelu, the kernel takes 4% longer than with an epilogue that only stores D. Measurements, and
- * variants that were slower: docs/notes/gemm_sm90.md.
+ * Flops: 2 m n k. Lower bound of the time: these flops at the speed of the tensor cores at the power limit, some 690
+ * TFLOP/s in bf16 on an H200. With an epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of
+ * cuBLASLt's fastest candidate; with an epilogue of bias and gelu, the kernel takes 4% longer than with an epilogue
+ * that only stores D. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_H
@@ -42,8 +42,8 @@
  * half the time that it takes in 16 bits. */
 enum {
     TE_SM90_GEMM_REGISTERS = 72, TE_SM90_GEMM_CONSUMER_REGISTERS = 216,
-    /* the registers per thread of the same two kinds of warpgroups, in a kernel whose consumers hold only half of a
-     * finished tile in registers (config.holds_half) */
+    /* the same two numbers for a kernel whose consumers hold only half of a finished tile in registers
+     * (config.holds_half) */
     TE_SM90_GEMM_REGISTERS_HALF = 136, TE_SM90_GEMM_CONSUMER_REGISTERS_HALF = 184
 };
 
@@ -164,8 +164,8 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
 /* Defines a kernel for a fused pattern in FP8, which can store the transpose of its output (params.transposed).
  * pairs_halves: 1 if the kernel is to call pair_epilogue, with the same columns of the first and of the second half of
  * D; 0 if it is to call epilogue. outputs: an expression of type te_epilogue_outputs, which may use the kernel's
- * argument p. reads_source: 1 if the epilogue reads params.source in every tile, 0 if only in tiles for which `outputs`
- * is not known at compile time. column_sums: 1 if the kernel can store params.column_sums. */
+ * argument p. reads_source: 1 if the epilogue reads params.source in every tile, 0 if only in tiles whose epilogue has
+ * branches (te__sm90_epilogue_tile.is_branch_free). column_sums: 1 if the kernel can store params.column_sums. */
 #define TE_SM90_GEMM_KERNEL_FUSED_FP8(name, type, dtype, dtype_a, epilogue, pair_epilogue, pairs_halves, outputs,      \
                                       reads_source, column_sums, exists)                                               \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \
@@ -226,14 +226,14 @@ TE_API int64_t te__sm90_gemm_cluster_tiles(const te_gemm *g) {
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
 enum {
-    /* The largest number of splits into which the k of a tile is cut (Stream-K). It is limited because the cluster that
-     * owns the tile spends some 4 us to receive and add the sums of each further split. */
+    /* The largest number of splits into which the k of a tile is cut (Stream-K). The number is limited because the
+     * cluster that owns the tile spends some 4 us to receive and add the sums of each further split. */
     TE_SM90_GEMM_MAX_SPLITS = 6,
     TE_SM90_GEMM_MAX_HELPERS = 3, /* the largest number of clusters that help with a tile */
     TE_SM90_GEMM_MIN_STEPS = 8,   /* the smallest number of steps in a split; a step is 64 elements of k */
     /* The smallest number of steps in a split if there are fewer helpers than split tiles, so that one helper computes
-     * splits of several tiles in turn. An example is 8192 x 6144 x 4096, where 24 helpers compute splits of 21 steps
-     * for 42 tiles: the GEMM takes 645 us, and 650 us without splitting. */
+     * splits of several tiles, one after the other. An example is 8192 x 6144 x 4096, where 24 helpers compute splits
+     * of 21 steps for 42 tiles: the GEMM takes 645 us, and 650 us without splitting. */
     TE_SM90_GEMM_MIN_STEPS_OF_SEVERAL = 16
 };
 
@@ -301,8 +301,8 @@ TE_API te_status te__sm90_gemm_plan_overlap(te__sm90_gemm_params *p, const te_ge
     return te__tensor_map_matrix(&p->own_map, encode, ranks->own, rank_rows, te__sm90_gemm_k(g), TE_TILE_M, g->dtype,
                                  ctx);
 }
-/* Gathers the rows of A, and lets the GEMM begin only after that. Used in tests, which run collective and GEMM one
- * after the other (te__overlap_memory.serial). */
+/* Gathers the rows of A. The GEMM begins only after all rows have arrived. Used in tests, which run collective and GEMM
+ * one after the other (te__overlap_memory.serial). */
 TE_API te_status te__sm90_gemm_gather_first(const te_gemm *g, te_context *ctx) {
     const te__gemm_overlap *ranks = g->ranks;
     return te_group_all_gather(ranks->group, (void *)(uintptr_t)g->a, ranks->own,

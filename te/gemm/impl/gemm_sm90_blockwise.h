@@ -1,27 +1,27 @@
 /* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
- * 128 x 128, as in the recipe fp8_block; one GEMM, or the grouped products of experts (gemm_grouped.h). The tensor
- * cores add in less than f32's precision. So after every step, which is 128 elements of k, their sums are scaled and
- * added to sums in f32, as DeepGEMM's kernels do.
+ * 128 x 128, as in the recipe fp8_block: one GEMM, or the grouped GEMMs of experts (gemm_grouped.h). The tensor cores
+ * add in less than f32's precision. So after every step, which is 128 elements of k, the tensor cores' sums are scaled
+ * and added to sums in f32, as in DeepGEMM's kernels.
  *
- *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128.
- *   weight gradient (wgrad)  B (each row of which is a column of D) has scales like those of A. D is f32.
+ *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128
+ *   weight gradient (wgrad)  A and B both have a scale for each row and each 128 elements of k; D is f32
  *
  * Tile, cluster and pipeline are those of gemm_sm90.h; each stage also holds the scales for its 128 elements of k. Each
  * of two warpgroups accumulates the sums of 64 rows and 256 columns of D, in 128 registers per thread. For a wgrad each
- * warpgroup accumulates those of 256 rows and 64 columns instead, so that a thread needs the scales of only 16 columns,
- * not 64. In each step the tensor cores compute a warpgroup's sums over the 128 elements of k as four subtiles of 64 x
- * 64, each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
+ * warpgroup accumulates the sums of 256 rows and 64 columns, so that a thread needs the scales of only 16 columns, not
+ * 64. In each step the tensor cores compute a warpgroup's sums over the 128 elements of k as four subtiles of 64 x 64,
+ * each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
  * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
  * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
- * multiply-adds and some 120 other instructions. Two warps share a scheduler, so these fill 500 of its 1024 issue
- * slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
+ * multiply-adds and some 120 other instructions. Two warps share a scheduler, so their instructions fill 500 of its
+ * 1024 issue slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
  *
- * With ctx->gemm_tune on, both this kernel and cuBLASLt are timed when a product is first run, and the faster one is
- * chosen; te_gemm_save saves this choice. If the two were not timed, a built-in rule (te__persistent_pays) decides.
+ * With ctx->gemm_tune on, the first run of a product times this kernel and cuBLASLt, and the faster one is chosen;
+ * te_gemm_save saves this choice. Without a timing, a built-in rule (te__persistent_pays) decides.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_BLOCKWISE_H
@@ -32,22 +32,23 @@
 #include "gemm_sm90_scheduler.h"   /* te__sm90_gemm_locate_tile */
 
 /* A block multiplies 128 rows of the "M operand" by 256 rows of the "N operand"; both blocks of a cluster need the same
- * rows of the N operand. The M operand is A and the N operand is B, except for a wgrad: there the tile has 256 rows and
- * 128 columns of D, so that a thread needs the scales of fewer columns (see the head), and B is the M operand, A the N
- * operand. */
+ * rows of the N operand. Normally the M operand is A and the N operand is B, and a tile has 128 rows and 256 columns of
+ * D. For a wgrad the M operand is B and the N operand is A, and a tile has 256 rows and 128 columns of D, so that a
+ * thread needs the scales of fewer columns (see the head of this file). */
 enum {
     /* number of rows of the N operand (of which a tile has 256) in a subtile; one batch of wgmma multiplies a
      * subtile */
     TE_SM90_BLOCKWISE_SUBTILE = 64,
     /* number of subtiles of a tile; it must be even, because successive subtiles use the two accumulators in turn */
     TE_SM90_BLOCKWISE_SUBTILES = TE_TILE_N / TE_SM90_BLOCKWISE_SUBTILE,
-    /* number of steps in one iteration of the mainloop; at its end no wgmma is in flight (te__sm90_blockwise_steps) */
+    /* number of steps in an iteration of the mainloop; no wgmma is in flight at the end of an iteration
+     * (te__sm90_blockwise_steps) */
     TE_SM90_BLOCKWISE_UNROLL = 4,
-    /* The offset in bytes, within a stage, of the scales of the M operand, which is the operand of which a tile has 128
-     * rows: one scale per row. */
+    /* The offset in bytes, within a stage, of the M operand's scales: 128 scales, one for each row of the M operand in
+     * the tile. */
     TE_SM90_BLOCKWISE_M_SCALES = TE_SM90_GEMM_STAGE_BYTES,
-    /* The offset in bytes, within a stage, of the scales of the N operand, of which a tile has 256 rows: for a wgrad
-     * one scale per row; else one for each of the two blocks of 128 rows. */
+    /* The offset in bytes, within a stage, of the N operand's scales: for a wgrad 256 scales, one for each row of the N
+     * operand in the tile; otherwise two scales, one for each 128 of these rows. */
     TE_SM90_BLOCKWISE_N_SCALES = TE_SM90_BLOCKWISE_M_SCALES + TE_TILE_M * 4,
     TE_SM90_BLOCKWISE_STAGE_BYTES = TE_SM90_GEMM_STAGE_BYTES + 2048,
     TE_SM90_BLOCKWISE_SMEM_BYTES = TE_STAGES * TE_SM90_BLOCKWISE_STAGE_BYTES + 1024,
@@ -56,13 +57,13 @@ enum {
 };
 
 typedef struct te__sm90_blockwise_params {
-    /* Parameters of the GEMM. The kernel reads only a_map (the tensor map of the M operand, of which a tile has 128
-     * rows), b_map (of the N operand, of which it has 256), m and n (the numbers of rows of the M and the N operand),
-     * k, alpha and tiles. */
+    /* Parameters of the GEMM, of which the kernel reads only these: a_map, the tensor map of the M operand (of which a
+     * tile has 128 rows); b_map, the tensor map of the N operand (of which a tile has 256 rows); m and n, the numbers
+     * of rows of the M and of the N operand; k, alpha and tiles. */
     te__sm90_gemm_params gemm;
     /* tensor maps of the scales of the M and of the N operand. A step is 128 elements of k. Scales of 1 x 128 elements
-     * are stored as [steps, rows], scales of 128 x 128 as [rows / 128, steps]; TMA copies the latter in boxes of 2
-     * blocks x 4 steps */
+     * are stored as [steps, rows]. Scales of 128 x 128 elements are stored as [rows / 128, steps], and copied by TMA in
+     * boxes of [2, 4] */
     CUtensorMap m_scales_map, n_scales_map;
     void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
@@ -146,8 +147,8 @@ typedef struct te__sm90_blockwise_consumer {
 typedef struct te__sm90_blockwise_accumulator {
     float sum[TE_SM90_BLOCKWISE_SUBTILES][TE_SM90_BLOCKWISE_SUBTILE / 2];
     float partial[2][TE_SM90_BLOCKWISE_SUBTILE / 2];
-    /* scale[i][h] is the product of two scales: that of the i-th 128 columns of D in the tile (B's scale), and that of
-     * this lane's h-th row of D (A's scale) */
+    /* scale[i][h] is B's scale for the i-th 128 columns of the tile (i is 0 or 1), times A's scale for the h-th of this
+     * lane's two rows */
     float scale[2][2];
     /* used instead of `scale` for a wgrad (weight gradient): the scales of this lane's 16 columns, and of its two rows
      * in the current subtile */
@@ -308,9 +309,10 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Runs `count` steps (each 128 elements of k) from `step` on, in a software pipeline: while the tensor cores compute a
- * subtile, the warpgroup promotes the previous one, i.e. scales its sums and adds them to s->sum. The result of a batch
- * of wgmma is available some hundred cycles after its last wgmma began, and promotion takes another hundred cycles. Two
- * accumulators per warpgroup hide both times: wgmma fill one while the other is promoted.
+ * subtile, the warpgroup promotes the previous subtile, i.e. scales the subtile's sums and adds them to s->sum. The
+ * result of a batch of wgmma is available some hundred cycles after its last wgmma began, and promotion takes another
+ * hundred cycles. Two accumulators per warpgroup hide both times: wgmma fill one accumulator while the other
+ * accumulator is promoted.
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute
@@ -508,8 +510,8 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because it has
- * no registers left for more. */
+/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because the
+ * kernel has no registers left for another op. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
                               (g->epilogue == TE_EPILOGUE_BIAS && !te__sm90_blockwise_is_wgrad(g));
@@ -607,8 +609,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Returns whether te__gemm_blockwise_run can add the bias to the product: if it would choose this file's kernel, not
- * cuBLASLt, for the same product without a bias. With gemm_tune on, this call times both if they were not timed yet. */
+/* Returns whether te__gemm_blockwise_run can add the bias to the product. It can if it would run the same product
+ * without a bias by this file's kernel, not by cuBLASLt. If gemm_tune is on and this kernel and cuBLASLt were not timed
+ * for this product yet, this function times both. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

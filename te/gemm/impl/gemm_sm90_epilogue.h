@@ -37,8 +37,8 @@
  */
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Return the address, in the staging buffer in shared memory, of a chunk of 16 columns, number `chunk` in row `row` (0
- * to 127). The buffer consists of one subtile of 16 rows for each consumer warp; staging: the address of row 0. */
+/* Returns the address of columns 16 chunk to 16 chunk + 15 of row `row` (0 to 127) in the staging buffer in shared
+ * memory. The buffer consists of one subtile of 16 rows for each consumer warp; staging: the address of row 0. */
 TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
     return staging + r / 16 * 2 * TE_SM90_GEMM_SUBTILE_BYTES + r % 16 * 128 + place * 16;
@@ -50,8 +50,8 @@ TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const u
     __syncwarp();
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(fp8[0]), "r"(fp8[1]) : "memory");
 }
-/* Load two columns of a chunk of 16 columns, in the eight rows from first + 16 (lane % 4) on: column 2 (lane / 4) of
- * the chunk to `low`, and the next column to `high`. */
+/* Loads FP8 bytes from the staging buffer. Each lane gets two adjacent columns of eight rows: rows r to r + 7, where
+ * r = first + 16 (lane % 4). `low` gets column c = 16 chunk + 2 (lane / 4), and `high` column c + 1. */
 TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
                                    int lane) {
     /* the row whose address this lane passes to the instruction ldmatrix */
@@ -66,11 +66,11 @@ TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t s
         high[i] = __byte_perm(w[2 * i], w[2 * i + 1], 0x7531);
     }
 }
-/* Store the transpose of a quarter (64 columns from `col` on, 128 rows from `row` on) to memory, after all warps of the
- * epilogue have staged their rows in `buffer`. Only the second and third of the three warps store; the first goes on
- * to the next quarter, in the other buffer. The first warp has a fifth more rows than each of the others; when all
- * three warps stored, the other two spent a tenth of their time waiting for the first. For a block's last tile all
- * eleven warps store. */
+/* Stores the transpose of a quarter (64 columns from `col` on, 128 rows from `row` on) to memory, after all warps of
+ * the epilogue have staged their rows in `buffer`. Only warps 1 and 2 of the three epilogue warps store. Warp 0, which
+ * processes a fifth more rows than warp 1 or 2, goes on to the next quarter, in the other buffer. (When warp 0 stored,
+ * too, warps 1 and 2 spent a tenth of their time waiting for warp 0.) For a block's last tile all eleven warps
+ * store. */
 TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t staging, int row, int col, int warp,
                                     int lane, int buffer, int is_last) {
     const int warps = is_last ? TE_SM90_GEMM_LAST_TILE_WARPS : TE_SM90_GEMM_EPILOGUE_WARPS;
@@ -87,8 +87,8 @@ TE_FN void te__sm90_transpose_store(const te__sm90_gemm_params *p, uint32_t stag
         const int first = unit / 4 * 64, chunk = unit % 4, x = col + chunk * 16 + lane / 4 * 2;
         const int y = row + first + lane % 4 * 16;
         uint32_t low[4], high[4];
-        /* Lanes outside D store nothing and get here early; they wait for the others, because ldmatrix needs all
-         * lanes. */
+        /* Lanes whose elements lie outside D store nothing, and get here before the other lanes. All lanes must wait
+         * here, because ldmatrix needs all lanes. */
         __syncwarp();
         te__sm90_transpose_load(low, high, staging, first, chunk, lane);
         te__sm90_transpose_load(low + 2, high + 2, staging, first + 8, chunk, lane);
@@ -111,8 +111,8 @@ enum {
     TE_SM90_GEMM_SOURCE_WORDS = 12
 };
 
-/* Which parts (of four rows each) of a quarter of a tile a warp works on: those with the numbers first, first + stride,
- * first + 2 stride, .. */
+/* A warp's share of a quarter of a tile. A quarter has 32 parts of four rows each, and the warp works on parts number
+ * first, first + stride, first + 2 stride, .. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
 /* Return which parts of a quarter of a tile a warp works on. In a block's last tile the 32 parts of a quarter do not
  * divide evenly among eleven warps, so some warps have one part more than the others. The choice of these warps changes
@@ -134,8 +134,8 @@ typedef struct te__sm90_epilogue_tile {
     int x, y;           /* x: the first column of the tile in D; y: the first row of the tile in D */
     int warp, lane;
     int is_last;        /* 1 if this is the block's last tile, in whose epilogue the eight consumer warps help */
-    /* 1 if the te_epilogue_fn need not test which outputs to store, because this is known at compile time
-     * (te_epilogue_outputs), nor where D ends, because the whole tile lies within D */
+    /* 1 if the te_epilogue_fn needs no branches: it need not test which outputs to store, because the outputs are known
+     * at compile time (te_epilogue_outputs), nor where D ends, because the whole tile lies within D */
     int is_branch_free;
     int transposes;     /* 1 if the epilogue also stores the transpose of its FP8 output */
     int adds_ranks;     /* for reduce_scatter: 1 if this rank owns the tile's rows, so that the epilogue adds the sums
@@ -158,7 +158,7 @@ TE_FN uint32_t te__sm90_epilogue_staged(uint32_t staging, int row, int lane) {
 }
 /* A barrier of the eleven warps that work on a block's last tile. (The racecheck tool of CUDA 13.0 does not support
  * barriers of only some of a block's warps. It therefore reports races that do not exist, between accesses that are
- * ordered by this barrier or by those of te__sm90_transpose_store.) */
+ * ordered by this barrier or by the barriers of te__sm90_transpose_store.) */
 TE_FN void te__sm90_epilogue_sync_last_tile(void) {
     asm volatile("bar.sync 4, %0;" ::"n"(32 * TE_SM90_GEMM_LAST_TILE_WARPS) : "memory");
 }
@@ -206,8 +206,8 @@ TE_FN void te__sm90_epilogue_store_sums(const te__sm90_epilogue_tile *t, const t
     }
 }
 /* Reduce the column sums of a block's last tile to three rows of params.column_sums. All eleven warps (three of the
- * epilogue and eight consumers) have computed one partial sum per column; warp w, for w = 0 to 2, adds up those of
- * warps w, w + 3, w + 6, .., in this order. */
+ * epilogue and eight consumers) have computed one partial sum per column; warp w, for w = 0 to 2, adds up the partial
+ * sums of warps w, w + 3, w + 6, .., in this order. */
 TE_FN void te__sm90_epilogue_add_last_sums(const te__sm90_epilogue_tile *t) {
     const te__sm90_gemm_params *p = t->p;
     te__sm90_epilogue_sync_last_tile();
@@ -326,9 +326,9 @@ TE_FN void te__sm90_epilogue_run_quarter(const te__sm90_epilogue_tile *t, int in
 
 /* ---- the warps of the epilogue ----------------------------------------------------------------------------------- */
 
-/* Processes a tile, quarter by quarter. If another rank owns the tile's rows (reduce_scatter), at last signals to that
- * rank that the tile has been stored in its memory. If this rank owns the rows, the caller has already waited for the
- * other ranks' sums. */
+/* Processes a tile, quarter by quarter. If another rank owns the tile's rows (reduce_scatter), the function finally
+ * signals to that rank that the tile is complete in that rank's memory. If this rank owns the rows, the caller has
+ * already waited for the other ranks' sums. */
 TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilogue_fn epilogue,
                                       te_epilogue_state *state, te_epilogue_outputs outputs,
                                       const te__sm90_gemm_config k) {
@@ -346,9 +346,9 @@ TE_FN void te__sm90_epilogue_run_tile(const te__sm90_epilogue_tile *t, te_epilog
     if (t->is_last && k.column_sums && t->p->column_sums) te__sm90_epilogue_add_last_sums(t);
 }
 /* Runs the epilogue on all tiles that a warp works on; a lane processes eight elements at a time. The consumer warps
- * work only on the block's last tile. outputs: which outputs are stored in tiles without branches
- * (te__sm90_epilogue_tile.is_branch_free). With TE_OUTPUTS_ANY this is not known at compile time, so all tiles have
- * branches. */
+ * work only on the block's last tile. outputs: the outputs to store in tiles whose epilogue has no branches
+ * (te__sm90_epilogue_tile.is_branch_free). If `outputs` is TE_OUTPUTS_ANY, the outputs are not known at compile time,
+ * and the epilogue of every tile has branches. */
 TE_FN void te__sm90_gemm_epilogue(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                   te_epilogue_fn epilogue, te_epilogue_outputs outputs, const void *arg,
                                   const te__sm90_gemm_config k) {

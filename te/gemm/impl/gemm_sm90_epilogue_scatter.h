@@ -1,16 +1,16 @@
 /* gemm_sm90_epilogue_scatter.h -- reduce_scatter in the epilogue of gemm_sm90.h (gemm_comm_overlap.h, "scatter"). Each
  * row of D is owned by one rank. For a row of another rank, the epilogue stores this rank's sums in the owner's memory;
- * to a row of this rank it adds the sums that the other ranks have stored here.
+ * to a row of this rank it adds the sums that the other ranks have stored in this rank's memory.
  *
- * On every rank the rows of a tile are divided among the three warps of the epilogue in the same way. A warp therefore
- * needs, from each other rank, only the sums of the warp with the same number there. So each warp sets its own flag in
+ * On every rank the rows of a tile are divided among the three warps of the epilogue in the same way. So warp i of the
+ * owner needs from each other rank only the sums of that rank's warp i. Each warp therefore sets a flag of its own in
  * the owner's memory, and no warp waits for another warp of its block. A block's last tile is divided among all warps
- * of the block. After a barrier of the block the same three warps set its three flags, so that each of these flags
+ * of the block: the three epilogue warps set its three flags after a barrier of the block, so that each of the flags
  * means that the whole tile was stored.
  *
  * An epilogue warp processes a tile in parts of four rows and 64 columns. The sums of three other ranks are loaded
- * while the previous part is processed; those of further ranks are loaded when they are added. When each sum was loaded
- * just before its use, the loads took longer than the computation of a tile (docs/notes/gemm_comm_overlap.md).
+ * while the previous part is processed; the sums of further ranks are loaded when they are added. When all sums were
+ * loaded just before their use, the loads took longer than the GEMM of a tile (docs/notes/gemm_comm_overlap.md).
  *
  * Memory traffic of a tile of 128 x 256 in addition to that of the GEMM: if another rank owns it, 64 KB are sent over
  * the link; if this rank owns it, 64 KB are read for each other rank, and 64 KB are stored. At k of 4096 a tile takes
@@ -39,8 +39,8 @@ typedef struct te__gemm_scatter_params {
     const uint32_t *epoch;                /* points to the number of the current handshake; a flag is set by storing
                                            * this number in the flag */
     int ranks;
-    /* 1 if this kernel also stores this rank's sums of its own rows in memory, in this rank's slot, and a second kernel
-     * adds up the slots of all ranks; 0 if this kernel adds up the sums of all ranks */
+    /* 0 if this kernel adds up the sums of all ranks; 1 if a second kernel does so, for which this kernel also stores
+     * this rank's sums for its own rows in a slot */
     int two_kernels;
 } te__gemm_scatter_params;
 
@@ -50,8 +50,7 @@ enum { TE_GEMM_SCATTER_PREFETCHED = 3 };
 
 /* Returns the i-th (from 0) of the other ranks, in ascending order. */
 TE_FN int te__gemm_scatter_peer(const te__gemm_scatter_params *s, int i) { return i + (i >= s->gemm.overlap.rank); }
-/* Return the address of the eight elements that rank q has sent for the columns of D from `col` on in row `row`, which
- * this rank owns. */
+/* Returns the address of columns col to col + 7 of row `row` of D, as rank q has sent them. This rank owns the row. */
 TE_FN const char *te__gemm_scatter_received(const te__gemm_scatter_params *s, int q, int row, int col) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;
     const uint32_t at = (uint32_t)((q - o->rank) * o->rank_rows + row) * (uint32_t)s->gemm.n;
@@ -123,8 +122,8 @@ TE_FN void te__gemm_scatter_load(const te__gemm_scatter_params *s, uint32_t sent
             te__load16_coherent(sent + 4 * k, te__gemm_scatter_received(s, te__gemm_scatter_peer(s, k), row, col));
 }
 /* Adds up the eight elements at (row, col) over the ranks, in the order of the ranks. w: the elements of this rank;
- * sent: the elements that te__gemm_scatter_load has loaded, which are those of the first other ranks. The elements of
- * the remaining ranks are loaded here. */
+ * sent: the elements of the first other ranks, which te__gemm_scatter_load has loaded. The elements of the remaining
+ * ranks are loaded here. */
 TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, const uint32_t w[4],
                                 const uint32_t *sent, int row, int col, const te_dtype dtype) {
     const int rank = s->gemm.overlap.rank, begin = TE_GEMM_SCATTER_PREFETCHED + (rank <= TE_GEMM_SCATTER_PREFETCHED);
@@ -146,8 +145,8 @@ TE_FN void te__gemm_scatter_sum(float sum[8], const te__gemm_scatter_params *s, 
     }
 }
 /* The epilogue for the eight elements w of D at (row, col). If another rank owns the row, or if a second kernel adds up
- * the ranks' sums (two_kernels), stores w in this rank's slot in the owner's memory. Else adds the elements that the
- * other ranks have sent to w, and stores the sums in y. */
+ * the ranks' sums (two_kernels), stores w in this rank's slot in the owner's memory. Otherwise adds up w and the
+ * elements that the other ranks have sent, and stores the sums in y. */
 TE_FN void te__gemm_scatter_epilogue(const te__gemm_scatter_params *s, const uint32_t w[4], const uint32_t *sent,
                                      int row, int col, const te_dtype dtype) {
     const te__sm90_gemm_overlap *o = &s->gemm.overlap;

@@ -2,16 +2,16 @@
  * two consumer warpgroups, each of which accumulates 64 x 256 of a tile in registers and passes the result to the
  * epilogue.
  *
- * A finished tile is passed to the epilogue while the next one is accumulated: it is rounded to 16 bits, held in
- * registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread over the next
- * tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged before the
- * next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead of 72, but
- * the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing this half takes 256
- * cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (its budget:
- * docs/notes/gemm_sm90.md).
+ * A finished tile is passed to the epilogue while the next tile is accumulated: the finished tile is rounded to 16
+ * bits, held in registers and stored to the staging buffers in shared memory a quarter (64 columns) at a time, spread
+ * over the next tile's steps. With config.holds_half only the tile's second half is held, and the first half is staged
+ * before the next tile begins. Holding only half of a tile leaves the epilogue's warps 136 registers per thread instead
+ * of 72, but the tensor cores are idle while the first half, 32 KB, is stored to shared memory. Storing this half takes
+ * 256 cycles; the whole mainloop of a tile in FP8 takes some 35000 cycles if k is 4096 (docs/notes/gemm_sm90.md breaks
+ * them down).
  *
- * Floor of a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the whole
- * bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
+ * Lower bound for a tile in FP8 at k of 4096: 32768 cycles of the tensor cores. In that time the operands also use the
+ * whole bandwidth of shared memory, 128 bytes per cycle: TMA writes 1.5 MB and wgmma reads 2.5 MB.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_MAINLOOP_H
@@ -43,10 +43,10 @@ TE_FN void te__sm90_gemm_prefetch_source(const te__sm90_gemm_params *p, const te
         if (due) te__sm90_gemm_prefetch_quarter(p, of, (q + 1) % 4, k);
     }
 }
-/* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to their first row in that map.
- * If another rank sends these rows (in chunks, each with a flag), first waits until their chunk has arrived. *seen: the
- * last chunk that is known to have arrived. Its flag is not read again, because reading a flag takes so long that the
- * consumers use up all filled stages meanwhile. */
+/* Returns the tensor map through which the rows of A from *y on are loaded, and sets *y to the index of the first of
+ * these rows in that map. If another rank sends the rows (in chunks, each with a flag), first waits until their chunk
+ * has arrived. *seen: the last chunk that is known to have arrived. The flag of this chunk is not read again, because
+ * reading a flag takes so long that the consumers use up all filled stages meanwhile. */
 TE_FN const CUtensorMap *te__sm90_gemm_wait_for_rows(const te__sm90_gemm_params *p, int *y, int *seen) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (!TE_HAS_COMM_OVERLAP || !o->chunk_flags || *y >= p->m) return &p->a_map;
@@ -75,7 +75,7 @@ TE_FN void te__sm90_gemm_produce(const te__sm90_gemm_params *p, uint32_t ring, t
     te__sm90_gemm_work w, before;
     int seen = -1;
     /* Before the first tile there is no tile for which the epilogue's source must be prefetched. The positive split
-     * marks `before` as work without an epilogue, like that of a Stream-K helper. */
+     * marks `before` as work without an epilogue, like the work of a Stream-K helper. */
     before.split = 1;
     for (int j = 0; te__sm90_gemm_get_work(&w, p, j); before = w, j++) {
         const int x = w.x;
@@ -130,9 +130,9 @@ TE_FN void te__sm90_gemm_store_subtile(uint32_t subtile, const uint32_t packed[1
     for (int i = 0; i < 4; i++)
         te__stmatrix_x4(te__sm90_gemm_swizzle(subtile, lane % 16, 2 * i + lane / 16), packed + 4 * i);
 }
-/* Pass a quarter of a tile to the epilogue: wait until the epilogue has emptied the staging buffer, then store 64
- * columns of this warp's 16 rows there (a subtile). The quarters use the two staging buffers in turn; staging: the
- * address of this warp's subtile in the first buffer. */
+/* Passes a quarter of a tile to the epilogue: waits until the epilogue has emptied a staging buffer, then stores this
+ * warp's 16 rows of 64 columns (a subtile) in the buffer. Even quarters use the first staging buffer, odd quarters the
+ * second. staging: the address of this warp's subtile in the first buffer. */
 TE_FN void te__sm90_gemm_stage_quarter(const uint32_t packed[16], const int quarter, uint32_t staging,
                                        te__sm90_gemm_barriers *bars) {
     const int lane = (int)threadIdx.x % 32, buffer = quarter % 2;
@@ -153,8 +153,8 @@ TE_FN void te__sm90_gemm_stage_last_quarter(const uint32_t packed[16], const int
 }
 TE_FN void te__sm90_gemm_sync_consumers(void) { asm volatile("bar.sync 3, 256;" ::: "memory"); }
 /* Store quarter number `quarter` of a tile to its staging buffer. An epilogue that needs pairs of columns (k.pairing)
- * needs two quarters at once. For such an epilogue, a call for an even quarter stores that quarter and the next one,
- * which fill both buffers, and a call for an odd quarter does nothing. */
+ * needs two quarters at once. For such an epilogue, a call for an even quarter stores that quarter and the next
+ * quarter, which fill both buffers, and a call for an odd quarter does nothing. */
 TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], const int quarter, uint32_t staging,
                                                te__sm90_gemm_barriers *bars, const te__sm90_gemm_config k) {
     const int pairs = k.pairing.group;
@@ -164,8 +164,8 @@ TE_FN void te__sm90_gemm_stage_quarter_or_pair(const uint32_t packed[4][16], con
 
 /* ---- Stream-K ---------------------------------------------------------------------------------------------------- */
 
-/* Stream-K, called by a helper: stores this warp's sums over its cluster's split of k to memory, and increments the
- * counter on which the cluster that owns the tile waits. */
+/* Stream-K, called by a helper: stores in memory this warp's sums over the split of k that its cluster computes, and
+ * increments the counter on which the cluster that owns the tile waits. */
 TE_FN void te__sm90_gemm_store_partials(const te__sm90_gemm_params *p, const float d[128],
                                         const te__sm90_gemm_work *w) {
     const int rank = (int)blockIdx.x % TE_CLUSTER, thread = (int)threadIdx.x - 128,
@@ -221,15 +221,15 @@ TE_FN te__sm90_gemm_consumer te__sm90_gemm_consumer_of(uint32_t ring, const te__
     return g;
 }
 /* Signals to the producers of both blocks of the cluster that this warp has read the stage before the current one. Both
- * producers wait for this signal before they fill that stage again, because each multicasts B into that stage of both
- * blocks. */
+ * producers wait for this signal before they fill that stage again, because each producer multicasts B into that stage
+ * of both blocks. */
 TE_FN void te__sm90_gemm_release_stage(const te__sm90_gemm_consumer *g) {
     const int before = g->at.stage ? g->at.stage - 1 : TE_STAGES - 1, lane = (int)threadIdx.x % 32;
     const uint32_t empty = g->bars + (uint32_t)offsetof(te__sm90_gemm_barriers, empty);
     if (lane < TE_CLUSTER) te__barrier_arrive_remote(empty + 8 * before, lane);
 }
-/* Runs one step (64 elements of k): starts the step's wgmmas, then waits for those of the previous step, so that one
- * group of wgmmas is always in flight. */
+/* Runs one step (64 elements of k): starts the step's group of wgmma, then waits for the group of the previous step, so
+ * that one group is always in flight. */
 TE_FN void te__sm90_gemm_mma_step(float d[128], te__sm90_gemm_consumer *g, int step, const te__sm90_gemm_config k) {
     const uint32_t stage = (uint32_t)g->at.stage, a = g->a + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4),
                    b = g->b + stage * (TE_SM90_GEMM_STAGE_BYTES >> 4);
@@ -275,8 +275,8 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
         }
         te__wgmma_wait_0();
         te__sm90_gemm_release_stage(&g);
-        /* This empty asm makes j look changed, so the compiler computes w again here instead of holding it in registers
-         * during the steps, when none are free. */
+        /* To the compiler this empty asm changes j. So the compiler computes w again here, instead of holding w in
+         * registers during the steps, when no registers are free. */
         asm volatile("" : "+r"(j));
         (void)te__sm90_gemm_get_work(&w, p, j);
         has_packed = w.split <= 0;
@@ -298,7 +298,7 @@ TE_FN void te__sm90_gemm_consume(const te__sm90_gemm_params *p, uint32_t ring, t
  * previous tile is held in registers while the next tile is accumulated. The first half of a tile is staged as soon as
  * the tile is finished. The third quarter (64 columns) is staged after 3/8 of the next tile's steps, because by then
  * the epilogue has normally processed the first quarter and emptied its buffer; if not, the warpgroup waits. The fourth
- * quarter is staged after 5/8, when the second has normally been processed. */
+ * quarter is staged after 5/8, when the second quarter has normally been processed. */
 TE_FN void te__sm90_gemm_consume_half(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                       const te__sm90_gemm_config k) {
     const int warp = (int)threadIdx.x / 32 - 4;

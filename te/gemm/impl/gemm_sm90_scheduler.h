@@ -4,8 +4,8 @@
  * The scheduler is static: every warp role of every block computes the same sequence from the sizes alone, so the roles
  * need not communicate, and results are bitwise reproducible. A cluster tile is the 256 x 256 elements of D that the
  * two blocks of a cluster compute together. Every TE_SM90_GEMM_GROUP_M rows of cluster tiles form a group. The tiles of
- * a group are computed column by column, and those in one column from top to bottom, so that the operands in use stay
- * in the L2. The tiles of a last, partial wave are split along k (Stream-K), see te__sm90_gemm_params.
+ * a group are computed column by column, each column from top to bottom, so that the operands in use stay in the L2.
+ * The tiles of a last, partial wave are split along k (Stream-K), see te__sm90_gemm_params.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SM90_SCHEDULER_H
@@ -35,8 +35,8 @@ enum {
     TE_SM90_GEMM_STAGING_BYTES = 8 * 2 * TE_SM90_GEMM_SUBTILE_BYTES,
     TE_SM90_GEMM_SMEM_BYTES = TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + TE_SM90_GEMM_STAGING_BYTES + 1024,
     TE_SM90_GEMM_THREADS = 384,
-    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile, unless it is the block's last
-                                        * one */
+    TE_SM90_GEMM_EPILOGUE_WARPS = 3,   /* number of warps that run the epilogue of a tile, unless the tile is the
+                                        * block's last */
     /* number of warps that run the epilogue of a block's last tile: the three epilogue warps and the eight consumer
      * warps */
     TE_SM90_GEMM_LAST_TILE_WARPS = 11
@@ -52,8 +52,8 @@ typedef struct te__sm90_gemm_overlap {
     /* first_tile_row: which row of cluster tiles (256 rows of D) is computed first; group_m: how many of these rows of
      * tiles form a group of the scheduler, or 0 for TE_SM90_GEMM_GROUP_M */
     int first_tile_row, group_m;
-    /* 0 if all rows of one rank are computed before those of the next rank; else the number of ranks, and one row of
-     * cluster tiles of each rank is computed in turn */
+    /* 0 if all rows of one rank are computed before the rows of the next rank; else the number of ranks, and the order
+     * alternates between the ranks after each row of cluster tiles */
     int interleave;
     /* 1 if this rank's rows of A lie in separate memory, and are loaded through te__sm90_gemm_params.own_map */
     int own_is_separate;
@@ -64,17 +64,18 @@ typedef struct te__sm90_gemm_overlap {
     te__peer_timeout timeout;
 } te__sm90_gemm_overlap;
 
-/* Parameters of a kernel that computes D = alpha A op(B). The struct that is the kernel's argument begins with this
- * one. */
+/* Parameters of a kernel that computes D = alpha A op(B). The kernel's argument is a larger struct that begins with
+ * this struct. */
 typedef struct te__sm90_gemm_params {
     /* tensor maps of A, of B, of `source`, and (own_map) of this rank's rows of A */
     CUtensorMap a_map, b_map, source_map, own_map;
     te__sm90_gemm_overlap overlap;
-    /* [3 * rows of tiles, n]: partial column sums (te_epilogue_state.sum), which a later kernel adds up: one row for
-     * each of a tile's three epilogue warps; null if no column sums are wanted */
+    /* [3 * rows of tiles, n]: partial sums of the columns of D, which a later kernel adds up. Each row has the sums of
+     * one of the three epilogue warps over the rows that it processes in one row of tiles. Null if no column sums are
+     * wanted */
     float *column_sums;
-    float *amax;        /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is
-                         * smaller; null if no amax is wanted */
+    float *amax;        /* the kernel sets *amax to the larger of its old value and the largest magnitude that the
+                         * epilogue stores in FP8; null if no amax is wanted */
     float *inverse;     /* [2]: receives 1 / scale and the scale of the FP8 output (te_scale_save); null if these are
                          * not wanted */
     const float *scale;
@@ -95,8 +96,7 @@ typedef struct te__sm90_gemm_params {
      * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
      * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
      * splits, adds the helpers' sums and runs the epilogue. If `helpers` is 0, tiles are not split, and full_waves is
-     * unlimited.
-     */
+     * unlimited. */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
                       * store */
@@ -126,13 +126,13 @@ typedef struct te__sm90_gemm_config {
     int transposes;        /* 1 if the kernel can store the transpose of its FP8 output in params.transposed */
     /* 1 if the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
     int holds_half;
-    /* 1 if the epilogue reads params.source in every tile, 0 if only in tiles for which it is not known at compile time
-     * which outputs are stored (te_epilogue_outputs) */
+    /* 1 if the epilogue reads params.source in every tile; 0 if it reads params.source only in tiles whose epilogue has
+     * branches (te__sm90_epilogue_tile.is_branch_free) */
     int reads_source;
     int source_has_halves; /* 1 if params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
                             * its rows */
     /* which two vectors of a row of D are passed together to a te_epilogue_pair_fn; pairing.group is 0 if the epilogue
-     * needs no pairs. If it does, B must be stored [n, k]. */
+     * needs no pairs. If the epilogue needs pairs, B must be stored [n, k]. */
     te__sm90_gemm_pairing pairing;
     int reduce_scatter;    /* 1 if each row of D is sent to the rank that owns the row (gemm_sm90_epilogue_scatter.h) */
     int column_sums;       /* 1 if the kernel can store column sums in params.column_sums */
@@ -162,10 +162,10 @@ TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
     t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
     return t;
 }
-/* Returns the tile of rows number `tile`; a tile has `size` rows. The tiles of group e have the numbers from (offset[e]
- * - offset[0]) / size + e on. At most one number of each group belongs to no tile; the returned tile then has no rows.
- * The group is the last one whose first number is not above `tile`. To find the group, the lanes of a warp count the
- * groups whose first number is not above `tile`: each lane tests groups lane, lane + 32, .. */
+/* Returns the rows of tile number `tile`. All groups are cut into tiles of `size` rows, and the tiles of group e are
+ * numbered from first(e) = (offset[e] - offset[0]) / size + e on. At most one number per group is left without a tile;
+ * for such a number the returned tile has no rows. The tile belongs to the last group e with first(e) <= tile. To count
+ * the groups with first(e) <= tile, each lane of a warp tests the groups lane, lane + 32, .. */
 TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) {
     te_grouped_tile t;
     const int base = g->offset[0];
@@ -184,13 +184,13 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
 
 /* A piece of a cluster's work: steps [first_step, end_step) of k of one tile. x is the tile's first column, y the first
  * of this block's rows. If split is -1, the tile is not split, and the steps are all of k. If split is 0, this cluster
- * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own. If split > 0, another cluster
- * owns the tile, and this one computes split number `split` as a helper. */
+ * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own sums. If split > 0, another
+ * cluster owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* Return which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
- * `interleave` the rows are taken in order from first_tile_row on, and after the last row from row 0 on. With
- * `interleave` one row of each rank is taken in turn, beginning with the rank after this one. */
+/* Returns which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
+ * `interleave` the order begins with first_tile_row, and goes on with row 0 after the last row. With `interleave` the
+ * order takes one row of each rank by turns, beginning with the rank after this rank. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
     const te__sm90_gemm_overlap *o = &p->overlap;
     if (o->interleave) return (i + o->rank + 1) % o->interleave * (rows / o->interleave) + i / o->interleave;
@@ -258,7 +258,7 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
                              ((quarter * TE_SM90_GEMM_LAST_TILE_WARPS + warp) * 64 + col) * 4);
 }
 
-/* Returns which quarter of a tile is passed to the epilogue as the i-th one, i = 0 to 3. A quarter is 64 columns. The
+/* Returns the index of the quarter of a tile (64 columns) that is passed to the epilogue as number i, i = 0 to 3. The
  * result is quarter i, except that pairing.swap_middle swaps quarters 1 and 2, so that columns 128 apart are staged
  * together. */
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {

@@ -1,10 +1,10 @@
 /* gemm_small_m.h -- a GEMM of 9 to 128 rows on compute capability 9.0, y[m, n] = x[m, k] W[n, k]^T: decoding a batch.
  *
- * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second. Here W is the first operand and x,
- * padded to 16, 32, 64 or 128 rows, the second, so that little of the tensor cores' work is wasted on padding. A block
- * multiplies 128 rows of W, which yield 128 columns of y. The L2 delivers 5 to 6 TB/s, not much more than the 4.3 TB/s
- * at which W is read from memory. Therefore x is loaded from the L2 only once per cluster: each of the cluster's two
- * blocks loads half of x and multicasts this half to both.
+ * wgmma multiplies 64 rows of its first operand by 8 to 256 columns of its second operand. Here W is the first operand
+ * and x, padded to 16, 32, 64 or 128 rows, the second, so that little of the tensor cores' work is wasted on padding. A
+ * block multiplies 128 rows of W, which yield 128 columns of y. The L2 delivers 5 to 6 TB/s, not much more than the 4.3
+ * TB/s at which W is read from memory. Therefore x is loaded from the L2 only once per cluster: each of the cluster's
+ * two blocks loads half of x and multicasts this half to both.
  *
  *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same pass,
  *              the thread fills the ring with W while that kernel still runs, which is safe because no kernel of a pass
@@ -12,14 +12,15 @@
  *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
- * of each tile of this wave is split over several clusters: these store partial sums in the workspace, and the cluster
- * that finishes last adds up these sums in the order of k. So results are bitwise reproducible, and no block waits for
- * a block of another cluster.
+ * of each tile of this wave is split over several clusters: these clusters store partial sums in the workspace, and the
+ * cluster that finishes last adds up these sums in the order of k. So results are bitwise reproducible, and no block
+ * waits for a block of another cluster.
  *
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.
  *
- * Floor: the time to read W once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements: docs/notes/gemm.md.
+ * Lower bound of the time: W is read once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements:
+ * docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SMALL_M_H
@@ -45,33 +46,33 @@ enum {
     TE_SMALL_M_STAGES = 10, /* the largest number of stages of the ring */
     TE_SMALL_M_SHARED = TE_SMALL_M_RING + TE_SMALL_M_ROWS * TE_SMALL_M_COLUMNS * 2 + 1024,
     TE_SMALL_M_MAX_SPLITS = 8,     /* the largest number of parts into which a tile's k is split */
-    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in a part of a split k; a step fills one stage */
+    TE_SMALL_M_MIN_SPLIT_STEPS = 4 /* the smallest number of steps in each part of k, if k is split; a step fills one
+                                    * stage */
 };
 
 /* The kernel's arguments. An "element" of k is 16 bits wide here: it holds one 16-bit number or two FP8 numbers. */
 typedef struct te_small_m {
     CUtensorMap w, x;
     const float *x_inverse, *w_inverse; /* for FP8: 1 / scale, or null if all scales are 1 */
-    float *amax; /* *amax is raised to the largest magnitude that the epilogue stores in FP8, if *amax is smaller; null
-                  * if no amax is wanted */
+    float *amax; /* the kernel sets *amax to the larger of its old value and the largest magnitude that the epilogue
+                  * stores in FP8; null if no amax is wanted */
     float alpha;
     int m, n, k;       /* k: in elements */
     int padded_m;      /* number of rows of x in shared memory: m rounded up to 16, 32, 64 or 128; the rows beyond m are
                         * zeros */
     int stages;        /* how many stages of the ring this launch uses */
     int rowwise;       /* for FP8: 1 if the scales of x and W are rowwise, 0 if they are tensorwise */
-    /* 1 if the previous kernel does not write W, so that this kernel loads W before it waits for the previous one to
-     * end */
+    /* 1 if the previous kernel does not write W, so that this kernel may load W before the previous kernel has ended */
     int early_weights;
-    int full_waves;    /* the number of tiles that each cluster computes over all of k, before those of the last wave */
+    int full_waves;    /* the number of tiles that each cluster computes over all of k, before the last wave of tiles */
     /* split_tiles: number of tiles in the last wave; splits: number of clusters over which the k of each of these tiles
      * is split */
     int split_tiles, splits;
     /* [split_tiles * splits, TE_SMALL_M_CLUSTER, padded_m / 8, 32 * TE_SMALL_M_WARPS, 4]: the partial sums over each
      * part of k */
     float *partial_sums;
-    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: counts the parts of k whose partial sums the warp with this
-     * number has stored; 0 before and after the kernel */
+    /* [split_tiles, TE_SMALL_M_CLUSTER, TE_SMALL_M_WARPS]: a counter for the 16 columns of a tile that one warp
+     * computes. Its value is the number of parts of k whose partial sums are stored; 0 before and after the kernel */
     uint32_t *arrived;
 } te_small_m;
 
@@ -90,8 +91,8 @@ TE_BOTH int te__small_m_box_bytes(int padded_m) { return padded_m * 16 * 2; }
 /* ---- the scheduler ----------------------------------------------------------------------------------------------- */
 
 /* A tile of this block, or a part of a tile: columns of y from col on, steps [first, last) of k. The k of a tile of the
- * last wave is split into `parts` parts, each computed by another cluster; this is part number `part` of tile number
- * `split_tile` of the last wave. For all other tiles part is 0 and parts is 1. */
+ * last wave is split into `parts` parts, each computed by another cluster; the struct then describes part number `part`
+ * of tile number `split_tile` of the last wave. For all other tiles part is 0 and parts is 1. */
 typedef struct te_small_m_tile { int col, first, last, part, parts, split_tile; } te_small_m_tile;
 
 /* Sets *t to this block's tile in the j-th piece of work of its cluster. Returns 0 if there is no such piece. */
@@ -168,7 +169,7 @@ TE_FN void te__small_m_produce(const te_small_m *p, uint32_t ring, te_small_m_ba
 /* ---- the mainloop ------------------------------------------------------------------------------------------------ */
 
 /* Signals that this consumer warp has read the stage. The producers of both blocks wait for this signal, because each
- * multicasts x to both blocks. */
+ * producer multicasts x to both blocks. */
 TE_FN void te__small_m_release(const te_small_m_barriers *bars, int stage) {
     const int lane = (int)threadIdx.x % 32;
     if (lane < TE_SMALL_M_CLUSTER) te__barrier_arrive_remote(te__shared_address(&bars->empty[stage]), lane);

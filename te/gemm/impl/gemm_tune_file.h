@@ -37,8 +37,8 @@ TE_API int te_gemm_report(te_gemm_tuned *list, int capacity, te_context *ctx) {
     return n;
 }
 TE_API int te__gemm_was_timed(const te_gemm_choice *c) { return c->ns[c->strategy] > 0; }
-/* Copies the timing results of steps whose strategies were timed, and of FP8 GEMMs that are not part of a pattern: the
- * first `capacity` results to `list`, which may be null. Returns how many there are, which may be more than
+/* Copies the timing results of fused patterns, and of FP8 GEMMs that are not part of a pattern, to `list`, but at most
+ * `capacity` results. `list` may be null. Returns how many results the context holds, which may be more than
  * `capacity`. */
 TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context *ctx) {
     int n = 0, *count = 0;
@@ -48,9 +48,9 @@ TE_API int te_gemm_report_choices(te_gemm_choice *list, int capacity, te_context
         if (te__gemm_was_timed(&all[i]) && n++ < capacity && list) list[n - 1] = all[i];
     return n;
 }
-/* Print the results of tuning (those of te_gemm_report and of te_gemm_report_choices) as two tables, with times in
- * microseconds. In the column `ratio` is the time of the fastest candidate divided by that of the first candidate,
- * which would run without tuning. */
+/* Print the results of tuning (of te_gemm_report and te_gemm_report_choices) as two tables, with times in microseconds.
+ * The column `ratio` has the time of the fastest candidate, divided by the time of the first candidate (the candidate
+ * that would run without tuning). */
 TE_API void te_gemm_print(FILE *f, te_context *ctx) {
     static const char *const strategies[] = {"bare", "bias", "epilogue", "custom"};
     int at = 0, *count = 0;

@@ -72,7 +72,7 @@ TE_FN float te__rounded_scale(float v) {
     return magnitude >= 6.103515625e-05f && magnitude <= 65504.0f ? te_float_of_f16(te_f16_of_float(v)) : v;
 }
 /* Returns the largest magnitude of n numbers; infinity or NaN if one of them is not finite. Compares the bits of the
- * floats as integers, because compilers vectorise a maximum of integers, but not one of floats. */
+ * floats as integers, because compilers vectorise a maximum of integers, but not a maximum of floats. */
 TE_FN float te__activations_amax(const float *x, int n) {
     uint32_t max = 0;
     for (int i = 0; i < n; i++) {
@@ -89,8 +89,8 @@ TE_FN void te__activations_round(int8_t *q, const float *x, int n, float inverse
         q[i] = (int8_t)(int32_t)(te_bits_of_float(rounded) - 0x4b400000u);
     }
 }
-/* Compute the sums of q over group number `at` (32 activations) and over its two halves, for all members that hold such
- * sums. Returns the sum of the 32 q. */
+/* Computes the sums of q over group number `at` (32 activations) and over the two halves of the group, and stores them
+ * in the members of *a for such sums. Returns the sum of the 32 q. */
 TE_FN int te__activations_sums(te__activations *a, int64_t at) {
     int sum[2] = {0, 0};
     for (int i = 0; i < TE__GROUP; i++) sum[i / 16] += a->q[at * TE__GROUP + i];
@@ -98,7 +98,7 @@ TE_FN int te__activations_sums(te__activations *a, int64_t at) {
     a->minus_sum[at] = -(sum[0] + sum[1]), a->group_sums[at] = (int16_t)(sum[0] + sum[1]);
     return sum[0] + sum[1];
 }
-/* Round the a->block activations x to 8 bits with one scale, as groups `at` and following of a. */
+/* Rounds a->block activations x to 8 bits with one scale, and stores them in *a from group number `at` on. */
 TE_FN void te__activations_block(te__activations *a, const float *x, int64_t at) {
     const int block = a->block;
     const float amax = te__activations_amax(x, block);
@@ -150,8 +150,8 @@ TE_API te_status te__activations_of(const te__activations *a, const void *x, te_
 
 /* ---- the weight's groups ----------------------------------------------------------------------------------------- */
 
-/* Returns the offset of the codes in a block, in bytes: behind its scales and, in q5_0 and q5_1, the codes' highest
- * bits. */
+/* Returns the offset of the codes in a block, in bytes. The codes lie behind the block's scales and, in q5_0 and q5_1,
+ * behind the codes' highest bits. */
 TE_FN int te__group_codes_at(te_block_format f) {
     return f == TE_BLOCK_int8                                  ? 0
            : f == TE_BLOCK_mxfp4                               ? 1
@@ -192,8 +192,9 @@ TE_FN te__weight_group te__group_at(const uint8_t *w, int64_t i, te_block_format
 
 enum { TE__SKINNY_COLUMNS = 4 }; /* the largest number of rows of A by which a row of the weight is multiplied at a
                                   * time */
-/* A skinny kernel for one format: sets out[i] to the dot product of the weight's row at w and row row[i] of the
- * activations, for i < 1, 2 or 4. The order of the sum, and so its bits, does not depend on the number of rows. */
+/* A skinny kernel for one format of the weight and 1, 2 or 4 rows of the activations. It sets out[i] to the dot product
+ * of the weight's row at w and row row[i] of the activations. The order of the sum, and so its bits, does not depend on
+ * the number of rows. */
 typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activations *a, const int64_t *row);
 
 /* Define the kernels te__<isa>_<format>_1, _2 and _4 from te__<isa>_columns, whose format and number of rows are then
@@ -207,7 +208,8 @@ typedef void te__columns_kernel(float *out, const uint8_t *w, const te__activati
     TE__COLUMNS_KERNEL(isa, attribute, f, 1)   \
     TE__COLUMNS_KERNEL(isa, attribute, f, 2)   \
     TE__COLUMNS_KERNEL(isa, attribute, f, 4)
-/* Return the kernel for `count` rows, in a function that has the parameters f and count. */
+/* A case of a switch over the format: returns the kernel for this format and `count` rows. The function around the
+ * switch has a parameter `count`. */
 #define TE__COLUMNS_CASE(isa, f) \
     case TE_BLOCK_##f:           \
         return count == 1 ? te__##isa##_##f##_1 : count == 2 ? te__##isa##_##f##_2 : te__##isa##_##f##_4;

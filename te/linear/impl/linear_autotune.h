@@ -30,7 +30,7 @@ TE_API int te__linear_next_in_fp8(const te_run *r, const te_step *s) {
     return next >= 0 && te__policy(r, next)->stored_by_producer ? next : -1;
 }
 
-/* Runs the kernels that GEMM `next` needs, besides those of the strategy, before it can read the result in FP8. These
+/* Runs the kernels that GEMM `next` needs, besides the strategy's kernels, before it can read the result in FP8. These
  * kernels are timed as part of the strategy: a cast, if the strategy has not stored the result in FP8; and a transpose,
  * if forward saves the operand for the weight's gradient and the strategy has not stored it transposed. */
 TE_API te_status te__linear_trial_rest(te_run *r, int next) {
@@ -95,7 +95,8 @@ TE_API size_t te__linear_lay_out(te__linear_trial *t, const te_run *of, char *ba
     r->y.data = base + at, at += widest;
     const te_op *first = &r->plan->op[s->op[0]];
     r->current = te__value_of(base + at, r->plan->dtype, te__rows_in(r, first->in_rows), first->in), at += widest;
-    /* the next tensor is the operand that is saved for the next GEMM, with the inverse of its scale */
+    /* if the next GEMM reads FP8: memory for the operand that this step saves for it, and for the inverse scale of the
+     * operand */
     const int next = te__linear_next_in_fp8(of, s);
     if (next >= 0 && r->pass == TE_FORWARD) r->saved_input[next] = base + at, at += TE_ALIGN + widest;
     /* the workspace: blocks of `widest` bytes, up to four for a strategy, two for the cast and the transpose after it
@@ -131,8 +132,9 @@ TE_API int te__linear_fastest(const te__linear_trial *t, const int64_t *ns, int 
             return i;
     return winner;
 }
-/* Times the strategies of the step that *t copies, and stores the fastest one in *c and in the context's choices. If
- * memory for the tensors of the copy cannot be allocated, the function times nothing and stores the first strategy. */
+/* Times the strategies of the step that *t copies, and stores the fastest strategy in *c and in the context's choices.
+ * If memory for the tensors of the copy cannot be allocated, the function times nothing and stores the first
+ * strategy. */
 TE_IF_USED TE_API te_status te__linear_time(te_gemm_choice *c, te__linear_trial *t, const te_run *r) {
     te_context *ctx = r->ctx;
     char error[sizeof ctx->error];
@@ -186,9 +188,9 @@ TE_API int te__linear_choice_of(te_gemm_choice *c, const te_run *r, const te_ste
     c->stored_outputs |= te__linear_next_in_fp8(r, s) >= 0;
     return 1;
 }
-/* Times all strategies that can run this step, if there are two or more, and stores the fastest one (te__linear_time).
- * otherwise: the default strategy, which is the first candidate; can_fuse: 1 if one kernel for the whole step is a
- * candidate. */
+/* Times all strategies that can run this step, if there are two or more, and stores the fastest strategy
+ * (te__linear_time). otherwise: the default strategy, which is the first candidate; can_fuse: 1 if one kernel for the
+ * whole step is a candidate. */
 TE_IF_USED TE_API te_status te__linear_autotune(te_gemm_choice *c, te_gemm_strategy otherwise, int can_fuse,
                                                 const te_gemm *unfused, te_run *r, const te_step *s,
                                                 const te__linear_kernels *kernels) {

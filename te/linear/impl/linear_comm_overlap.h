@@ -1,5 +1,5 @@
 /* linear_comm_overlap.h -- a step (an op, or several fused ops) can defer its work to the next step, which overlaps
- * this work with its own. Three kinds of steps do so: an all_gather before a linear, a linear before a reduce_scatter,
+ * this work with its own. Three kinds of steps can: an all_gather before a linear, a linear before a reduce_scatter,
  * both in forward and in backward (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern that begins with an
  * all_reduce, where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h).
  * Besides, the GEMM of a weight gradient can be deferred, so that it runs while rows are gathered (last section).
@@ -7,11 +7,11 @@
  * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
  * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
  * run time, that the next step can take over its work. The next step decides by the shapes whether to overlap that work
- * or to finish it first; the results are those of two separate steps, and the workspace does not depend on this choice.
+ * or to finish it first; this choice does not change the workspace, and changes the results only as follows.
  *
  * Results are bitwise identical to those of the library's GEMM and te_group_reduce_scatter through mapped memory, run
- * one after the other, with one exception: overlap changes the order of the tiles, so other tiles are in the last wave.
- * If these are split along k (stream-k), their last bits may differ.
+ * one after the other, with one exception: overlap changes the order of the tiles, so other tiles are in the last wave,
+ * and tiles of the last wave may be split along k (stream-k), which may change the last bits of their elements.
  *
  * In FP8 with one scale per tensor, the GEMM accumulates in the tensor cores and sends its result in 16 bits. Rows are
  * gathered in FP8 (half the bytes) if all ranks use the same scale and know it beforehand. In this case the pointwise
@@ -220,9 +220,9 @@ TE_API int te__wgrad_is_deferred(const te_run *r, const te_step *s) {
     return 0;
 }
 /* Called in a linear's backward before its GEMM for dx. ranks: the gather that this GEMM overlaps; the deferred weight
- * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null,
- * because the GEMM overlaps no gather, the deferred weight gradient is computed now. It is also computed now under
- * autotuning, so that nothing runs at the same time as a GEMM that is being timed. */
+ * gradient, if there is one, is attached to the gather and runs after the gather has started. If ranks is null, because
+ * the GEMM overlaps no gather, the deferred weight gradient is computed now. The deferred weight gradient is also
+ * computed now under autotuning, so that nothing runs at the same time as a GEMM that is being timed. */
 TE_API te_status te__wgrad_flush(te_run *r, te__gemm_overlap *ranks) {
     if (!ranks || r->dry || r->ctx->gemm_tune) return te__wgrad_now(r);
     if (r->deferred_wgrad.is_there) ranks->overlapped = te__wgrad_now, ranks->overlapped_arg = r;

@@ -9,18 +9,18 @@
  * the loss and the statistics of each row, and saves the statistics. Backward recomputes each piece of the logits,
  * overwrites the piece with its gradient dlogits, and runs two GEMMs: dweight += dlogits^T x, dx += dlogits weight.
  *
- * Floor of forward and backward: four GEMMs, because the logits are computed twice; two separate steps take three.
- * Forward cannot compute the gradients, because three things are known only in backward: dy or loss_scale, whether
- * gradients accumulate, and the other uses of a tied weight. Nor could forward store the weight's gradient for later,
- * because only the caller has memory for that gradient. With te_batch.loss_in_backward, the logits are computed only
- * once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also computes the
- * losses, which are bitwise identical to those that forward would compute.
+ * Lower bound of the time of forward and backward: four GEMMs, because the logits are computed twice; two separate
+ * steps take three GEMMs. Forward cannot compute the gradients, because three things are known only in backward: dy or
+ * loss_scale, whether gradients accumulate, and the other uses of a tied weight. Nor could forward store the weight's
+ * gradient for later, because only the caller has memory for that gradient. With te_batch.loss_in_backward, the logits
+ * are computed only once, in backward, if that is expected to be faster (te__loss_in_backward_pays). Backward then also
+ * computes the losses, bitwise identical to the losses that forward would compute.
  *
  * In backward each piece reads and writes the rows of dweight (in f32) that belong to its columns. If a piece has only
  * some of the vocabulary's columns, dx of the piece's rows is a sum over several pieces, so each of these pieces reads
  * and writes dx, too. te__logits_of_backward chooses the shape of pieces that moves the fewest bytes. The sizes of
- * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, which may differ
- * from those of two separate steps. Measurements: docs/notes/linear.md.
+ * pieces depend only on the sizes of the call. So the same inputs produce bitwise identical results, but two separate
+ * steps may produce other results. Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_CROSS_ENTROPY_H
 #define TE_LINEAR_CROSS_ENTROPY_H
@@ -76,8 +76,8 @@ enum {
      * many rows: reading and writing dweight for each piece then takes less time than computing the logits a second
      * time. */
     TE_LOSS_IN_BACKWARD_ROWS = 384,
-    /* With te_batch.loss_in_backward the logits are also computed only in backward if dweight has at most this many
-     * elements, because dweight then stays in the L2. */
+    /* Even with fewer rows per piece, te_batch.loss_in_backward is followed if dweight has at most this many elements,
+     * because dweight then stays in the L2. */
     TE_LOSS_IN_BACKWARD_WEIGHT = 1 << 22
 };
 /* The shape of a piece of the logits. columns: the vocabulary's size, or less if the piece has only a part of the
@@ -98,8 +98,8 @@ TE_API double te__logits_traffic(te__logits_piece p, int64_t capacity, int64_t v
     const int64_t of_dx = p.columns < vocabulary ? te_ceil_div(vocabulary, p.columns) * capacity : 0;
     return (double)hidden * ((double)te_ceil_div(capacity, p.rows) * (double)vocabulary + (double)of_dx);
 }
-/* Return the shape of the pieces in which backward recomputes the logits: of all shapes that fit into the memory for
- * logits, the one with which the fewest elements are read and written. size: bytes of a logit. dx_bytes: 0 if dx is
+/* Return the shape of the pieces in which backward recomputes the logits: the shape with which the fewest elements are
+ * read and written, among all shapes that fit into the memory for logits. size: bytes of a logit. dx_bytes: 0 if dx is
  * summed in place; else dx is summed in a buffer within that memory, whose elements have dx_bytes bytes. */
 TE_API te__logits_piece te__logits_of_backward(int64_t capacity, int64_t vocabulary, int64_t hidden, size_t size,
                                                size_t dx_bytes) {
@@ -132,8 +132,8 @@ typedef struct te__linear_loss {
 } te__linear_loss;
 
 /* Acquire the memory that forward or backward needs for logits: as much as 1 / TE_LOSS_FRACTION of all logits take,
- * whatever the shape of the pieces is. This memory holds a piece of the logits and, if dx needs one, the f32 buffer in
- * which dx is summed. */
+ * whatever the shape of the pieces is. This memory holds a piece of the logits and, if dx is summed in f32, the buffer
+ * for these sums. */
 TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear, int loss) {
     const int64_t capacity = te__capacity_rows(r);
     l->linear = &r->plan->op[linear], l->loss = &r->plan->op[loss], l->weight = r->param[linear];
@@ -144,8 +144,8 @@ TE_API te_status te__linear_loss_open(te__linear_loss *l, te_run *r, int linear,
     TE_TRY(te__convert_value(&l->x, r, r->plan->dtype));
     TE_TRY(te__scratch(r, &logits, (size_t)elements * te_dtype_bytes(r->plan->dtype)));
     any.dtype = any.out = r->plan->dtype;
-    /* scratch memory for GEMMs on the host. It is large enough for each GEMM of the pass, because its operands are x,
-     * the weight or logits */
+    /* scratch memory for GEMMs on the host, which convert their operands to float. The memory is large enough for each
+     * GEMM of the pass, because the operands of these GEMMs are x, the weight and logits */
     if (te__gemm_scratch(&any))
         TE_TRY(te__scratch(r, &scratch, (size_t)((capacity + vocabulary) * hidden + elements) * sizeof(float)));
     if (r->dry) TE_TRY(te__gemm_check(&any, r->plan->name, r->ctx));
@@ -161,7 +161,8 @@ TE_API te_status te__linear_loss_gemm(const te__linear_loss *l, te_gemm *g, te_r
 TE_API void *te__row_address(const void *p, int64_t row, int64_t columns, te_dtype dtype) {
     return p ? (char *)(uintptr_t)p + (size_t)(row * columns) * te_dtype_bytes(dtype) : 0;
 }
-/* Computes a piece of the logits, x weight^T: p.rows rows from `row` on, and p.columns columns from `column` on. */
+/* Computes a piece of the logits, x weight^T. The piece has p.rows rows and p.columns columns; its first element is the
+ * one at [row, column] of the logits. */
 TE_API te_status te__linear_loss_logits(const te__linear_loss *l, te_run *r, void *logits, int64_t row, int64_t column,
                                         te__logits_piece p, te_product_kernels *unfused) {
     const te_dtype dtype = r->plan->dtype;
@@ -229,8 +230,8 @@ TE_IF_USED TE_API te_status te__linear_loss_forward(te_run *r, const te_step *s,
 /* ---- backward ---------------------------------------------------------------------------------------------------- */
 
 /* Runs the two GEMMs of a piece: dweight[columns, in] += dlogits^T x, if the weight is trained, and dx[rows, in] +=
- * dlogits weight, in dx's format. Pieces with row 0 overwrite dweight instead (unless gradients accumulate), and pieces
- * with column 0 overwrite dx. logits: dlogits, the gradient of the piece. */
+ * dlogits weight, in dx's format. Pieces that begin at row 0 overwrite dweight instead (unless gradients accumulate),
+ * and pieces that begin at column 0 overwrite dx. logits: dlogits, the gradient of the piece. */
 TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, const void *logits, te_value dx,
                                            int64_t row, int64_t column, te__logits_piece p,
                                            te_product_kernels *unfused) {
@@ -246,8 +247,9 @@ TE_API te_status te__linear_loss_gradients(const te__linear_loss *l, te_run *r, 
     x.c = x.d = dx.data, x.beta = column ? 1.0f : 0.0f;
     return te__linear_loss_gemm(l, &x, r, unfused);
 }
-/* Backward of the rows [row, row + p.rows): computes all pieces of their logits and adds to dweight and dx. sums: the
- * f32 buffer in which dx of these rows is summed, or null if dx is summed in place. */
+/* Runs backward for rows row to row + p.rows - 1 of x: computes all pieces of the rows' logits, and adds the pieces'
+ * gradients to dweight and dx. sums: the f32 buffer in which dx of these rows is summed, or null if dx is summed in
+ * place. */
 TE_API te_status te__linear_loss_slices(const te__linear_loss *l, te_run *r, const te_cross_entropy_args *all,
                                         const te__loss_kernels *kernels, te_value dx, float *sums, int64_t row,
                                         te__logits_piece p) {

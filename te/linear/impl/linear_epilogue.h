@@ -15,9 +15,9 @@
  * both halves as well. With up to eight rows a gated step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM
  * and a pointwise kernel under a recipe.
  *
- * Floor (lower bound of the time): the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the
- * work of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
- * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the floor is 0.81 ms.
+ * Lower bound of the time: the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the work of
+ * the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation, which
+ * backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the lower bound is 0.81 ms.
  * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more than the fused kernel. Measurements:
  * docs/notes/linear.md.
  */
@@ -164,14 +164,14 @@ TE_FN te_epilogue_outputs te_product_usual(const te_product *p, const te_pointwi
     return facts.saved && usual && !stores ? TE_OUTPUTS_RESULT : TE_OUTPUTS_ANY;
 }
 /* Used by the variants TE_OUTPUTS_ALL and TE_OUTPUTS_RESULT: copies the pointwise arguments to *c, and tells the
- * compiler which pointers are null and which are not, so that it removes the branches on them. */
+ * compiler which pointers are null and which are not, so that it removes the code that tests the pointers. */
 TE_FN void te__product_specialise(te_pointwise *c, const te_product *p, const te_product_facts facts) {
     c->fp8 = p->pointwise.fp8, c->rows = p->pointwise.rows;
     c->x = facts.saved & 1 ? p->pointwise.x : 0;
     if (facts.saved & 1) __builtin_assume(c->x != 0);
     c->y = facts.result == TE_RESULT_fp8 ? 0 : p->pointwise.y;
     if (facts.result == TE_RESULT_y)
-        /* no such assumption for TE_RESULT_amax, where y is null if only the amax is computed */
+        /* with TE_RESULT_amax nothing is assumed about y, because y is null if the kernel computes only the amax */
         __builtin_assume(c->y != 0);
     if (facts.result == TE_RESULT_amax) __builtin_assume(c->fp8.amax != 0);
     else if (facts.result == TE_RESULT_y) c->fp8.amax = 0;
@@ -352,9 +352,9 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
         return &kernels;                                                                                               \
     }
 
-/* Returns whether the kernel must store the value whose memory is at `p`: because it is the result of the step, or
- * because an op of the step or a use of a fork in another step reads it. Call this function when the kernel's arguments
- * have been filled in. */
+/* Returns whether the kernel must store the value whose memory is at `p`. The kernel must do so if the value is the
+ * result of the step, if an op of the step reads the value, or if the value is the output of a fork that another step
+ * also reads. Call this function when the kernel's arguments have been filled in. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -411,8 +411,9 @@ TE_API te_status te__product_run(te_run *r, const te_step *s, te_product_kernels
 }
 /* Returns the te_pointwise_shape (compile-time properties) of a step's ops for the epilogue of a GEMM. k: the
  * te_pointwise_shape of the same ops in a pointwise kernel. An epilogue computes no scales for an FP8 result
- * (k.scaled), because it sees only some columns of each row and so cannot find the amax of a row or tile. Nor does it
- * store the transpose of a pointwise kernel (k.transposes), because that takes a tile kernel. */
+ * (k.scaled), because it sees only some columns of each row and so cannot find the amax of a row or tile. Nor does an
+ * epilogue store the transpose that some pointwise kernels store (k.transposes), because for that transpose a block
+ * must process a tile of rows and columns. */
 TE_API te_pointwise_shape te__product_shape(te_pointwise_shape k) {
     k.scaled = TE_SCALING_NONE, k.transposes = 0;
     return k;

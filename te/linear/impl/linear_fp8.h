@@ -149,7 +149,7 @@ TE_API te_status te__blockwise_backward(te_gemm *w, te_gemm *x, te_run *r, int i
 /* ---- fp8_delayed and fp8_current --------------------------------------------------------------------------------- */
 
 /* The number of the first Philox stream of random numbers for the stochastic rounding of gradients; each scale has a
- * stream of its own. The number is far above those of the ops' streams, which count from 0. */
+ * stream of its own. The number is far above the numbers of the ops' streams, which begin at 0. */
 enum { TE__FP8_ROUNDING_STREAMS = 0x66703800 };
 
 /* Casts v to FP8 with the scale at `index`: untransposed to y, transposed to yt; 1 / scale goes to `inverse`. Each of
@@ -224,9 +224,9 @@ TE_IF_USED TE_API te_status te__tensorwise_forward(te_gemm *g, te_run *r, int i,
     g->b_fp8 = te__tensorwise_operand(TE_e4m3, f->scales, f->weight);
     return TE_OK;
 }
-/* Sets *xt to the transpose of linear i's input, for the weight's gradient: the saved transpose, or one that is
- * computed here. trains: 0 if the weight is not trained in this call; the function then acquires the same memory but
- * launches nothing. */
+/* Sets *xt to the transpose of linear i's input, for the weight's gradient: the transpose that forward has saved, or a
+ * transpose that this function computes. trains: 0 if the weight is not trained in this call; the function then
+ * acquires the same memory but launches nothing. */
 TE_API te_status te__tensorwise_saved_transpose(void **xt, te_run *r, int i, int64_t rows, int trains) {
     const te_saved_input saved = te__saved_input_of(r, i);
     if (r->policy[0][i].input != TE_INPUT_saved_fp8) return te__fp8_recompute_input(r, i, xt, trains);
@@ -278,8 +278,8 @@ TE_IF_USED TE_API te_status te__fp8_backward(te_gemm *w, te_gemm *x, te_run *r, 
                                                   : te__tensorwise_backward(w, x, r, i, dy);
 }
 
-/* Defines the FP8 kernels of a model that names `recipe`, and the table of them, `name`##_fp8. An op may have another
- * recipe than its model, but fp8_block and fp8_row are allowed only where the model names the same recipe
+/* Defines the FP8 kernels of a model that names `recipe`, and the table of these kernels, `name`##_fp8. An op may have
+ * another recipe than its model, but fp8_block and fp8_row are allowed only where the model names the same recipe
  * (te/ops/linear.h). weights, rounding: the model's options (declare.h). backward: te__fp8_backward, or 0 if the model
  * is for inference only. */
 #define TE_FP8_OPS(name, dtype, weights, rounding, recipe, backward)       \

@@ -9,9 +9,9 @@
  * mxfp8 rounds all operands to nearest. nvfp4 differs in three ways. A block of the weight has 16 x 16 elements, so
  * that the weight has the same values rowwise and columnwise. Columnwise x and dy are Hadamard-transformed before they
  * are rounded (te_hadamard16). And dy is rounded stochastically. The model's options (square_blocks, off), (hadamard,
- * off) and (rounding, nearest) switch these three off.
+ * off) and (rounding, nearest) switch these three differences off.
  *
- * The values of mxfp8 are exact in bf16 and f32 (in f16 down to 2^-24); those of nvfp4 are rounded to the model's
+ * The values of mxfp8 are exact in bf16 and f32 (in f16 down to 2^-24); the values of nvfp4 are rounded to the model's
  * dtype, because a tensor's scale is an arbitrary f32 number. Forward saves x in the model's dtype, as without a
  * recipe, and the weight is cast at each use, so te_recipes holds no copies of weights.
  */

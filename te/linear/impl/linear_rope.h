@@ -7,13 +7,13 @@
  * heads of size 128 the table has 4 MB and stays in the L2. The second kernel is the GEMM. The epilogue of the GEMM
  * receives two vectors of eight elements at once, which together contain both elements of each pair to be rotated. With
  * up to eight rows, and if pairs are not interleaved, the skinny kernel runs alone: each of its blocks computes the
- * cosines and sines itself. Under a recipe, whose GEMMs read FP8, this is the only kernel with rope in the epilogue.
+ * cosines and sines itself. Under a recipe, whose GEMMs read FP8, only a skinny kernel can have rope in its epilogue.
  *
  * In all other cases linear and rope run as two separate steps: on other targets, in other formats, with head sizes
  * that do not divide 256 or are odd multiples of eight, and for GEMMs with so few rows or columns that a rule
  * expects the two steps to be faster (te/gemm/impl/gemm_dispatch.h).
  *
- * Floor (lower bound of the time): that of the GEMM. A separate rope kernel would read and write the GEMM's result once
+ * Lower bound of the time: the time of the GEMM. A separate rope kernel would read and write the GEMM's result once
  * more: for 8192 x 12288 that takes 0.1 ms; the GEMM takes 1.2 ms. Measurements: docs/notes/linear.md.
  *
  * The GEMM sums in f32 and rounds to 16 bits, as in a separate step. The epilogue then adds the bias and rotates in
@@ -51,8 +51,8 @@ typedef struct te__rope_kernels {
     te__linear_kernels linear;
     te_rope_launch_fn rope, table;
     te_product_kernels *fused;
-    /* the number of columns of q and k together: the columns below this number are rotated; the columns after them,
-     * those of v, are not */
+    /* the number of columns of q and k together: the columns below this number are rotated, the columns of v behind
+     * them are not */
     int rotated_columns;
 } te__rope_kernels;
 

@@ -12,8 +12,8 @@
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the GEMM y = x weight^T of linear i, with its sizes and formats, for operands in the model's number
- * format. */
+/* Returns the GEMM y = x weight^T of linear i for operands in the model's number format. Its sizes and number formats
+ * are set, its pointers are not. */
 TE_API te_gemm te__linear_product(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     te_gemm g = te_gemm_of(r->current.rows, op->out, op->in);
@@ -79,8 +79,8 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te__end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* Computes dx[rows, in] = dy weight. If the step has a second op, it is a fork whose output the linear reads; the GEMM
- * then also adds the gradient of the fork's other uses (r->edge). x: the GEMM for dx. */
+/* Computes dx[rows, in] = dy weight. If the step has a second op, that op is a fork whose output the linear reads; the
+ * GEMM then also adds the gradient of the fork's other uses (r->edge). x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, converted;

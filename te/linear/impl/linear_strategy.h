@@ -1,7 +1,7 @@
 /* linear_strategy.h -- the strategies for a forward step (several fused ops) that begins with a linear. One strategy
- * runs the whole step as one kernel (linear_epilogue.h). The other strategies run a GEMM in a back end (such as
- * cuBLASLt) and one pointwise kernel. The epilogue of the GEMM does none, some or all of the ops that follow the linear
- * (a bias, a gelu, a scale, a residual); the pointwise kernel does the remaining ops.
+ * runs the whole step as one kernel of this library (linear_epilogue.h). The other strategies run a GEMM in a back end
+ * (such as cuBLASLt). The epilogue of this GEMM does none, some or all of the ops that follow the linear (a bias, a
+ * gelu, a scale, a residual); if ops remain, one pointwise kernel does them after the GEMM.
  */
 #ifndef TE_LINEAR_STRATEGY_H
 #define TE_LINEAR_STRATEGY_H
@@ -76,8 +76,8 @@ TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewh
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Returns whether all values that the step's ops write, and all fork values that they add, are in the model's number
- * format. */
+/* Returns whether all values that the step's ops write, and all values of forks that these ops add, are in the model's
+ * number format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
@@ -104,7 +104,7 @@ TE_API int te__linear_set_epilogue(te_gemm *g, te_run *r, const te_step *s, te_g
     if (rest && !te__linear_is_uniform(r, s)) return -1;
     if (strategy == TE_STRATEGY_BIAS) {
         /* Adding only the bias in the epilogue pays only if forward saves the output of the bias for backward: the GEMM
-         * then stores it, and the pointwise kernel, which does the other ops, need not store it again. */
+         * then stores this output, and the pointwise kernel, which does the other ops, need not store it. */
         const int saved = rest >= 2 && r->pass == TE_FORWARD && te__policy(r, s->op[1])->output_saved;
         if (!saved || !te__linear_has(r, s, 1, TE_EPILOGUE_OF_BIAS)) return -1;
         g->epilogue = TE_EPILOGUE_BIAS, g->bias = r->param[s->op[1]]->data;
@@ -149,8 +149,8 @@ TE_API te_status te__linear_in_epilogue(te_run *r, const te_step *s, const te__l
     te__set_current(r, y);
     return TE_OK;
 }
-/* Runs the step as a GEMM, whose epilogue does the first `taken` ops after the linear, and a pointwise kernel that does
- * the others. product: memory for the GEMM's result. */
+/* Runs the step as a GEMM, whose epilogue does the first `taken` ops after the linear, and a pointwise kernel, which
+ * does all other ops. product: memory for the GEMM's result. */
 TE_API te_status te__linear_then_pointwise(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *g,
                                            int taken, te_value product) {
     g->d = product.data;
@@ -164,8 +164,8 @@ TE_API te_status te__linear_run_strategy(te_run *r, const te_step *s, const te__
     const te_op *linear = &r->plan->op[s->op[0]];
     const int part = strategy != TE_STRATEGY_CUSTOM && taken < s->count - 1;
     te_value product = te__output_of(r, s->op[taken]), middle;
-    /* Acquire memory for the GEMM's result under every strategy, even if the strategy does not store it: the number of
-     * rows and timings decide which strategy runs, and the size of the workspace must not depend on them. */
+    /* Acquire memory for the GEMM's result under every strategy, even if the strategy does not store that result. The
+     * strategy depends on the number of rows and on timings, and the size of the workspace must not. */
     if (s->count > 1 && (r->pass != TE_FORWARD || !te__policy(r, s->op[0])->output_saved))
         TE_TRY(te__acquire(r, &middle, linear->out_rows, linear->out, linear->out_dtype));
     else middle = te__no_value();
