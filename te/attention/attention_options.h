@@ -97,34 +97,38 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* The numbers that convert the index of a head on this rank to its index over all ranks, in which the heads of the
- * first sequence come first, then those of the second, and so on. first: the index, within a sequence, of this rank's
- * first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
+/* Converts the index of a head on one rank to its index over all ranks (te__attn_global_head). Over all ranks, the
+ * heads of the first sequence come first, then the heads of the second sequence, and so on. first: the index, within a
+ * sequence, of this rank's first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is
+ * only one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
-/* Returns the index, over all ranks, of a head of this call. head: its index in the call, sequence * heads + head. */
+/* Returns the index, over all ranks, of a head of this call. head: the index of the head in the call, sequence * heads
+ * + head. */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the ALiBi slope of a head, which depends on its index among the heads of all ranks. head: its index among
- * this rank's heads. */
+/* Returns the ALiBi slope of a head. The slope depends on the index of the head among the heads of all ranks. head: the
+ * index of the head among the heads of this rank. */
 TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads) {
     const int all = heads + s.more;
     return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
 }
-/* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences; it
- * selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
+/* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences. This
+ * index selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the four random words (32 bits each) for the eight pairs of query and key with which (query, key) shares a
- * Philox counter (see above). row: the index of the query's block of 16 queries (te__attn_draw_row). */
+/* Computes the random bits of the pair (query, key). One call of Philox returns four words of 32 bits, which serve
+ * eight pairs of a query and a key (see above); this function stores the four words of the call that serves (query,
+ * key). row: the index of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
 /* Returns whether dropout drops a pair. Each pair has 16 random bits: the high half of `word` if `high` is 1, else the
- * low half. The pair is dropped if they are below `limit`, which is 65536 times the dropout probability. */
+ * low half. The pair is dropped if the 16 bits, as an integer, are below `limit`, which is 65536 times the dropout
+ * probability. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
     /* limit << 16 has zeros in its lower half, so that the comparison depends only on the upper halves of both
      * operands */
@@ -248,7 +252,7 @@ typedef struct te_attention_options {
     int window_left, window_right;
     float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
     int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
-    /* These have the same meaning as the options of the same names at the top of this file. */
+    /* The meaning of these members is that of the options with the same names at the top of this file. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
     /* how many elements of each value are stored in a row of qkv and in a cache: value_dim, or 0 if values are parts of
@@ -259,8 +263,8 @@ typedef struct te_attention_options {
 /* ---- keys and values in a cache ---------------------------------------------------------------------------------- */
 
 /* The format of keys and values in a cache. In the formats of 8 bits each row (a key or a value of one head) has a
- * scale, which is its largest magnitude divided by 127 (int8) or 448 (e4m3); an element is its stored number times the
- * scale. */
+ * scale, which is its largest magnitude divided by 127 (int8) or 448 (e4m3); the value of an element is the stored
+ * 8-bit number times the scale. */
 typedef enum te_cache_format {
     TE_CACHE_FORMAT_none, /* there is no cache */
     TE_CACHE_FORMAT_list, /* in the dtype of the op list */
@@ -274,15 +278,15 @@ typedef enum te_cache_format {
  * a dtype of 16 bits, are swizzled: the 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without
  * swizzling. A page can then be copied to shared memory unchanged, and can be read there without bank conflicts.
  *
- * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
- * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, if the op list has a
- * dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
+ * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile holds the 8-bit
+ * elements of its rows, [16, head_dim], then the scales of the rows, [16] in f32, so that one copy loads both. On CUDA,
+ * if the op list has a dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
 typedef struct te_attention_cache {
-    void *pages;          /* the pages of the cache, [pages, page_elements], or null if there is none */
-    const int32_t *table; /* [sequences of the cache, table_width]: the numbers of the pages of each sequence */
+    void *pages;          /* the pages of the cache, [pages, page_elements], or null if there is no cache */
+    const int32_t *table; /* [sequences of the cache, table_width]: for each sequence, the indices of its pages */
     const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
     /* [batch]: how many tokens of each sequence were in the cache before this batch. -1 means that the sequence does
-     * not fit, and that its new rows are not stored. */
+     * not fit in the cache, and that its new rows are not stored. */
     const int32_t *past;
     /* the distance from one page to the next, in elements or, in the formats of 8 bits, in bytes */
     int64_t page_elements;
@@ -291,25 +295,26 @@ typedef struct te_attention_cache {
     int page_rows, page_shift;
     int page_count; /* the number of pages of the cache */
     int table_width;
-    /* Only for decoding: memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
-     * queries with the keys that it sees), with TE__DECODE_PARTIAL_FLOATS floats for each split of a group. */
+    /* Only for decoding: memory for partial results. A group is a tile of queries together with all keys that these
+     * queries see, and its keys are divided into splits. There is memory for TE__DECODE_MAX_BLOCKS groups, and for each
+     * split of a group TE__DECODE_PARTIAL_FLOATS floats. */
     float *partials;
-    /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
+    /* only for decoding: the largest number of new rows of a sequence for which the memory `partials` suffices */
     int decode_rows;
     /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage has 64 keys or
      * values. Set when the kernel is launched. */
     int decode_stages;
-    /* Only for decoding: in a small batch, the number of thread blocks of a cluster, where each cluster processes one
-     * group; 0 if there are no clusters. Set when the kernel is launched. */
+    /* Only for decoding: in a small batch, each cluster of thread blocks processes one group, and this is the number of
+     * blocks of a cluster. It is 0 if there are no clusters. Set when the kernel is launched. */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
-    /* Only for storing new rows: behind the last value of each sequence of the batch, rows of zeros are stored up to a
-     * multiple of this many rows, or to the end of the page. If zero_rows is 0, none are stored. Set when the kernels
-     * are launched. */
+    /* Only for storing new rows: after the last value of each sequence of the batch, rows of zeros are stored, until
+     * the number of rows is a multiple of zero_rows or the page ends. If zero_rows is 0, no rows of zeros are stored.
+     * Set when the kernels are launched. */
     int zero_rows;
-    /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most this many
-     * new rows, and the other kernel processes the longer ones. 0 means that one kernel processes all sequences. Set
-     * when the kernels are launched. */
+    /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most short_rows
+     * new rows, and the other kernel processes the sequences with more. If short_rows is 0, one kernel processes all
+     * sequences. Set when the kernels are launched. */
     int short_rows;
 } te_attention_cache;
 
@@ -323,9 +328,11 @@ enum {
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
     /* the largest number of splits of 256 keys in a sequence; longer sequences have larger splits */
     TE_CACHE_SMALL_SPLITS = 16,
-    /* the largest number of blocks of the decoding kernel, of which at most two run on a multiprocessor */
+    /* the largest number of thread blocks of the decoding kernel; at most two of these blocks run on a
+     * multiprocessor */
     TE__DECODE_MAX_BLOCKS = 320,
-    /* the largest number of query tiles of a sequence in decoding; it is small, because each tile reads all keys */
+    /* the largest number of query tiles of a sequence in decoding; it is small, because each query tile reads all
+     * keys */
     TE__DECODE_MAX_TILES = 4
 };
 /* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. The result depends only
@@ -340,11 +347,11 @@ TE_BOTH int te__cache_max_splits(int capacity) {
     const int shift = te__cache_split_shift(capacity), splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > TE_CACHE_SPLIT_SHIFT && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
-/* The number of rows of a query tile in decoding, where a row is one query of one head. group: the number of query
- * heads that share a KV head; the tile has rows of all these heads. */
+/* The number of rows of a query tile in decoding, where a row is one query of one head. The tile has the rows of all
+ * query heads that share a KV head. group: the number of these heads. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
-/* Returns the number of query tiles, for each KV head, of a sequence with `rows` new tokens. group: the number of query
- * heads that share a KV head. */
+/* Returns the number of query tiles in decoding, for one KV head of a sequence with `rows` new tokens. group: the
+ * number of query heads that share a KV head. */
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
@@ -363,7 +370,8 @@ TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
-/* The same as te__cache_row (below), for a caller that already knows the number of the page with the token: `page`. */
+/* Does the same as te__cache_row (below), for a caller that already knows `page`, the index of the page that holds the
+ * token. */
 TE_BOTH int64_t te__cache_row_in(const te_attention_cache *c, int page, int64_t head_rows, int key, int d, int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
     const int64_t head = page * c->page_elements + head_rows;
@@ -371,8 +379,8 @@ TE_BOTH int64_t te__cache_row_in(const te_attention_cache *c, int page, int64_t 
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
 /* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
- * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
- * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
+ * formats of 8 bits, in bytes. pages: the indices of the pages of the sequence; head_rows: where the rows of the head
+ * begin in a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
     return te__cache_row_in(c, pages[(unsigned)key >> c->page_shift], head_rows, key, d, format);
@@ -383,7 +391,7 @@ TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key
     const int in_tile = key % TE_CACHE_TILE;
     return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;
 }
-/* Returns the page numbers of sequence i of the batch. */
+/* Returns the array of the page indices of sequence i of the batch. */
 TE_BOTH const int32_t *te__cache_pages(const te_attention_cache *c, int i) {
     return c->table + (int64_t)c->slot[i] * c->table_width;
 }
@@ -402,7 +410,8 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
  * are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
 
-/* scale: the scale of a row; inverse: the factor by which its elements are multiplied before they are rounded */
+/* scale: the scale of a row of the cache; inverse: the factor by which the row's elements are multiplied before they
+ * are rounded */
 typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
 /* Returns the scale of a row and its inverse. amax: the row's largest magnitude, as the bits of a float. */
 TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
@@ -434,8 +443,8 @@ TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, i
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
 /* The arguments of an attention kernel. All tensors are in target memory; those declared as void * have the kernels'
- * dtype. In the shapes, `rows` is batch * seq, or with cu_seqlens the member of this name, and value_dim is head_dim
- * unless the option `value` is set. */
+ * dtype. In the shapes below, `rows` is batch * seq or, with cu_seqlens, the member `rows`; value_dim is the option
+ * `value` or, if this option is 0, head_dim. */
 typedef struct te_attention_args {
     /* the output, [rows, heads * value_dim]; forward writes it, backward reads it */
     void *out;
@@ -449,8 +458,8 @@ typedef struct te_attention_args {
      * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If null, no amax is computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
-    /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
-     * the option cross: only q, [rows, heads * head_dim]. */
+    /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: a row consists of q of all heads, then k, then v.
+     * With the option cross a row has only q: [rows, heads * head_dim]. */
     const void *qkv;
     /* backward: output, the gradient of qkv, of the same shape; every element is written */
     void *dqkv;
@@ -469,8 +478,8 @@ typedef struct te_attention_args {
     /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
     float scale;
     /* The arguments of dropout. rng: the random state of this forward pass, in target memory; if null, nothing is
-     * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: the position of
-     * this rank's heads among those of all ranks. */
+     * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: which of the heads
+     * of all ranks are on this rank. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
@@ -482,7 +491,8 @@ typedef struct te_attention_args {
     int rows;
     /* The arguments of cross-attention are kv, dkv and kv_seq. The last query is at the position of the last key
      * (attention_mask.h). */
-    /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
+    /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: a row consists of k of all heads, then
+     * v */
     const void *kv;
     /* backward: output, the gradient of kv, of the same shape. Every element is written. If null, the gradient is not
      * computed. */

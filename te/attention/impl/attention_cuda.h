@@ -1,5 +1,6 @@
-/* attention_cuda.h -- the dispatch of attention on CUDA: which kernels are compiled for an attention, which of them a
- * call runs, and the macros that declare them. This file also computes the gradient of a score bias.
+/* attention_cuda.h -- the dispatch of attention on CUDA. This file decides which kernels are compiled for an attention
+ * and which kernels a call runs, and has the macros that declare the kernels. This file also computes the gradient of a
+ * score bias.
  *
  *     f32              attention_simt_f32.h, on CUDA cores.
  *     bf16 and f16     On compute capability 9.0 attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if all
@@ -7,6 +8,7 @@
  *                      in forward, there is no max_logit; in cross-attention, each query sees a key; in backward, there
  *                      is scratch memory. Else attention_sm80_forward.h and attention_sm80_backward.h (mma.sync).
  *     over a cache     attention_cached.h
+ * /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H
@@ -22,8 +24,8 @@
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;
 
 /* The types of the kernels for compute capability 9.0. These kernels do not support a score bias nor, in forward,
- * max_logit. If one of these options is set, the alias passes f32 instead of the dtype: no such kernels exist for f32
- * (EXISTS is 0). */
+ * max_logit. If one of these options is set, the type is made for f32 instead of the dtype, because for f32 no such
+ * kernel exists (EXISTS is 0). */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_forward = typename te__choose_type<
     F::CACHED, te__attn_sm90_cached<F::BIAS || F::MAX_LOGIT ? TE_f32 : T, HEADS, KV_HEADS, D, F>,
@@ -36,30 +38,30 @@ using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEA
  * template parameter H is the type of the kernel for compute capability 9.0, and F has the options. Cross-attention
  * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
 
-/* Return whether all kernels except those for compute capability 9.0 are left empty, because the option `only` is
- * TE_ATTENTION_SM90_ONLY. */
+/* Return whether all kernels except the kernels for compute capability 9.0 are compiled without a body, because the
+ * option `only` is TE_ATTENTION_SM90_ONLY. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::CROSS;
 }
-/* Return whether the forward kernel for sm_80 is left empty: if the code is compiled only for sm_90a, the kernel H
- * always runs instead of it. */
+/* Return whether the forward kernel for sm_80 is compiled without a body. This is so if the code is compiled only for
+ * sm_90a, where the kernel H always runs instead. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::CROSS;
 }
 /* Return whether each query sees at least one key in this call, as the kernels for compute capability 9.0 require. In
- * self-attention each query does. */
+ * self-attention each query sees at least its own key. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
 /* Called when the kernel for compute capability 9.0 cannot run. Returns an error if te__attn_only_sm90 is true, because
- * all other kernels are then left empty. */
+ * the other kernels then have no body. */
 template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
 /* Called when the kernel for sm_90a does not run on this device. Returns an error if the device has compute capability
- * 9.0, and the forward kernel for sm_80 was left empty (te__attn_replaced_by_sm90), so that no kernel can run. */
+ * 9.0, and the forward kernel for sm_80 has no body (te__attn_replaced_by_sm90), so that no kernel can run. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -118,9 +120,9 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the size of the kernel's shared
- * memory has been set on device d. In this case, bit d of `small` is 1 if device d runs code with the smaller tiles,
- * for 99 KB of shared memory. */
+/* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the kernel's size of shared memory
+ * has been set on device d. If so, bit d of `small` is 1 if device d runs code with the smaller tiles, for 99 KB of
+ * shared memory. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
 /* The sizes of a kernel's launch: the rows and the threads of a block, and its bytes of shared memory. */
@@ -132,7 +134,7 @@ template <class K> te__attn_launch_shape te__attn_launch_shape_of() {
 /* Sets the size of the kernel's shared memory on the context's device. *small: output, 1 if the code that the device
  * runs was compiled with the tiles for 99 KB of shared memory. The device alone does not decide this: a device with 99
  * KB can also run code for 8.0, whose tiles are larger. The driver is asked once for each device with an index up to
- * 63, and at each launch for other devices. None of these calls is a stream operation, so all are allowed while the
+ * 63, and at each launch for other devices. Asking the driver is not a stream operation, so it is allowed while the
  * stream is captured. */
 template <class K>
 TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *ctx, const char *name) {
@@ -223,7 +225,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
     /* Each row of te_attention_args.sum is the sum of this many rows of dqkv, namely the rows that one warp computes.
-     * It is 0 if the kernels cannot compute `sum`. */
+     * SUM_ROWS is 0 if the kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
@@ -275,11 +277,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     typedef te__attn_dbias<T, HEADS, KV_HEADS, D, F, TE__ATTN_SHARED_SMALL> small;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
-    /* the distance in floats between two rows of the tile of sums in shared memory; one more than TILE, to avoid bank
+    /* the distance in floats between two rows of the tile of sums in shared memory: TILE + 1, which avoids bank
      * conflicts */
     static constexpr int LD = TILE + 1;
     static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
-    /* The tile of sums is stored in the memory of the operand tiles of the products, once these have been read. */
+    /* The tile of sums overwrites the operand tiles of the products, after these tiles have been read. */
     static constexpr int TILES_BYTES =
         RELATIVE && ROWS * LD * 4 > sums::TILES_BYTES ? ROWS * LD * 4 : sums::TILES_BYTES;
     static constexpr int BYTES = TILES_BYTES + te__attn_bucket_bytes<F>(ROWS, TILE);

@@ -38,9 +38,9 @@ typedef struct te__attn_mask {
     int shift;
 } te__attn_mask;
 
-/* For a block of queries, two ranges of keys: those that at least one of the queries sees, and those that all of the
- * queries see. Or for a block of keys, two ranges of queries: those that see at least one of the keys, and those that
- * see all of the keys. */
+/* Two ranges of tokens. For a block of queries: the keys that at least one of the queries sees, and the keys that all
+ * of the queries see. For a block of keys: the queries that see at least one of the keys, and the queries that see all
+ * of the keys. */
 typedef struct te__attn_range {
     /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
      * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
@@ -63,16 +63,15 @@ TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Return whether later queries see more keys than earlier ones (with a bound on the left: until the window is full). If
- * so, kernels process the last queries first, so that the blocks with the least work come last and all multiprocessors
- * finish at about the same time. */
+/* Return whether later queries see more keys than earlier queries (with a bound on the left, this holds until the
+ * window is full). If so, kernels process the last queries first: the blocks with the least work then run last, and all
+ * multiprocessors finish at about the same time. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
 /* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the index of the first of the `count` tokens before `token`, but at least 0. Returns 0 if count < 0 (no
- * bound). */
+/* Returns the first of the `count` tokens before `token`, but at least 0. Returns 0 if count < 0 (no bound). */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
@@ -89,8 +88,8 @@ TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_ra
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* Return the first query that sees a key. With a causal mask and no shift it is `key` itself; this case needs no
- * comparison. */
+/* Return the first query that sees a key. With a causal mask and no shift, the first query is `key` itself, and no
+ * comparison is needed. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
 }
