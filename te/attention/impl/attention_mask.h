@@ -122,30 +122,29 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* Return whether at >= first. `at` is never negative, so the test first <= 0 changes nothing; but with it, the compiler
- * replaces the call by 1 if `first` is the constant 0. */
+/* Return whether at >= first. The test first <= 0 does not change the result, because `at` is never negative; the test
+ * lets the compiler replace the call by 1 if `first` is the constant 0. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
 /* Return whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Returns whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. If s is
- * the result of te__attn_keys_of for the tile's queries, the tile's keys are the `count` keys from `at` on. If s is the
- * result of te__attn_queries_of for the tile's keys, the tile's queries are the `count` queries from `at` on. If
+/* Returns whether a tile of scores needs the mask, i.e. whether a pair of a query and a key of the tile is masked. If s
+ * is the result of te__attn_keys_of for the tile's queries, the tile's keys are the `count` keys from `at` on. If s is
+ * the result of te__attn_queries_of for the tile's keys, the tile's queries are the `count` queries from `at` on. If
  * te__attn_in_tiles has converted s to tiles, `at` and `count` are in tiles, too. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Return whether a query sees a key. This function is the cheaper one of te__attn_sees and te__attn_seen in a thread
- * that has few queries and many keys, because the compiler moves the computation for each query out of the loop over
- * keys. */
+/* Return whether a query sees a key. In a thread that has few queries and many keys, this function is cheaper than
+ * te__attn_seen, because the compiler moves the computation for each query out of the loop over keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Return whether a query sees a key that lies inside the sequence. This function is cheaper than te__attn_sees in a
- * thread that has few keys and many queries, because the compiler moves the computation for each key out of the loop
- * over queries. */
+/* Return whether a query sees a key. The key must lie inside the sequence. This function is cheaper than te__attn_sees
+ * in a thread that has few keys and many queries, because the compiler moves the computation for each key out of the
+ * loop over queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

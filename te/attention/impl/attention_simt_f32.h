@@ -1,13 +1,13 @@
 /* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
  * 512.
  *
- * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes elements
- * in rows y + 16 i, for i = 0, 1, ..; in a tile of scores, those in columns x + 16 j, and in an output, those in
- * columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3. A product reads 4 columns of both operands at a time. If T is 64, a
- * thread thus loads 8 vectors of 16 bytes for 64 multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. For i, j = 0, 1, .., thread (y,
+ * x) computes, in rows y + 16 i, columns x + 16 j of a tile of scores, and columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3
+ * of an output. A product reads 4 columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16 bytes
+ * for every 64 multiply-adds.
  *
- * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the f32 rate of the
- * CUDA cores.
+ * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
+ * the f32 rate of the CUDA cores. /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SIMT_F32_H
@@ -52,8 +52,8 @@ template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T, int three) {
     return T * (BOTH + (three ? te__attn_f32_max_ld<D, V>() : BOTH) + T + 4) * 4;
 }
 /* Returns whether two of the four tiles Q, dO, K and V use the same memory, because all four do not fit even with only
- * 16 rows each. In the dq kernel these two are K and V, in the dkdv kernel Q and dO. In each step the kernel then loads
- * one of the two tiles twice. */
+ * 16 rows each. The two tiles are K and V in the dq kernel, and Q and dO in the dkdv kernel. In each step the kernel
+ * then loads one of the two tiles twice. */
 template <int D, int V> constexpr int te__attn_f32_reloads(void) {
     return te__attn_f32_dq_bytes<D, V>(16, 0) > TE__ATTN_SHARED_SMALL;
 }

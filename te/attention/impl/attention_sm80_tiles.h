@@ -1,7 +1,7 @@
 /* attention_sm80_tiles.h -- the building blocks of attention on CUDA, in four parts: fragments and tiles for the tensor
  * cores (sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16");
  * the options on a tile of scores; the location of a head's rows; and the store of a tile. The kernels for f32 and for
- * sm_90a use all of these except the first part, too.
+ * sm_90a also use these parts, except the first one.
  *
  * Do this, in each warp, for M * 16 rows of a tile A [., D] and N * 8 rows of a tile B [., D], both in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
@@ -17,7 +17,7 @@
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
  * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
- * options (attention_options.h).
+ * options (attention_options.h). /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_TILES_H
@@ -201,9 +201,8 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* Returns the unit of scores: what the kernels call a score, times this unit, is a logit, the argument of softmax.
- * Without softcap, a score is q k^T and the unit is `scale`; with softcap, a score is a tanh and the unit is
- * softcap. */
+/* Returns the unit of scores. A score of the kernels times this unit is a logit, the argument of softmax. Without
+ * softcap, a score is q k^T and the unit is `scale`; with softcap, a score is a tanh and the unit is softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
 /* Applies softcap: returns tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh is not used: its
  * relative error of 2^-11 would change a probability by 1% at a softcap of 50, three times the rounding error of
@@ -251,8 +250,8 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
 }
 
 /* The score bias (attention_options.h) of a tile of scores of one head. Memory traffic of a bias table: for the first
- * sequence it is read from global memory, 2 or 4 bytes for each pair of query and key that the kernel uses; for later
- * sequences from the L2. A relative bias is read from the L1. */
+ * sequence, the kernel reads 2 or 4 bytes from global memory for each pair of a query and a key that is not masked; for
+ * later sequences, it reads the table from the L2. A relative bias is read from the L1. */
 struct te__attn_score_bias {
     /* the address of the head's bias table; for a relative bias: the address of the head's bias for distance 0 */
     const void *at;
@@ -273,8 +272,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int
     }
     return b;
 }
-/* Returns score s plus its score bias. queries, keys: the row and the column of s in the tile. A pair of query and key
- * outside the table lies beyond the end of the sequence, and gets no bias. */
+/* Returns score s plus its score bias. queries, keys: the row and the column of s in the tile. If the pair of query and
+ * key lies outside the table, it is past the end of the sequence, and no bias is added. */
 template <te_dtype T, class F>
 TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
     const int query = b.query + queries, key = b.key + keys;
@@ -311,7 +310,7 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
                     s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
 }
 
-/* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the number of the head
+/* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the index of the head
  * in this call, sequence * heads + head. */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
@@ -328,8 +327,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            /* The index of the random word for these keys. One call of Philox yields four words, for 32 keys. A tile of
-             * 16 keys uses two of them; its first key decides which two. */
+            /* The index of the random word for keys key + 8 n and following. One call of Philox yields four words, for
+             * 32 keys. A tile of 16 keys uses two of these words; the tile's first key decides which two. */
             const int w = N < 4 ? key / 8 % 4 + n : n % 4;
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
@@ -375,16 +374,17 @@ struct te__attn_head {
     /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
      * query. */
     int64_t width, q;
-    /* Where the head's keys and values are in the tensor of te__attn_kv, and their gradients in that of te__attn_dkv.
-     * kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
+    /* Where the head's keys and values are in the tensor of te__attn_kv, and where their gradients are in the tensor of
+     * te__attn_dkv. kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
     /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
      * first row. */
     int64_t out_width, out;
-    /* Where the head's numbers are in lse and delta, which have one number for each query. row: the offset of the
-     * number of the head's first query; rows: the distance from this number to that of the next head's first query. */
+    /* Where the numbers of this head are in lse and delta, which have one number for each query. row: the offset of the
+     * number for the head's first query; rows: the distance from the numbers of this head to the numbers of the next
+     * head. */
     int64_t row, rows;
-    /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
+    /* With a cache: the indices of the pages of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
 };
 /* The row lengths of the tensors of an attention, in elements. */
@@ -537,8 +537,8 @@ template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
  * that has the same members. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
 /* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
- * fp8_output, else null. In cross-attention it is null, because these gradients are not part of dqkv, and only dqkv has
- * an amax. */
+ * fp8_output, else null. In cross-attention the address is null, because only dqkv has an amax, and these gradients are
+ * not part of dqkv. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
@@ -573,7 +573,7 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 struct te__attn_destination {
     void *to;
     int64_t width;      /* the distance from one row to the next, in elements */
-    /* the number of rows that lie in the sequence; the rows from this one on are not stored */
+    /* how many of the warp's rows lie in the sequence; only these first `valid` rows are stored */
     int valid;
     float *sum;         /* if not null, receives the sum over the warp's rows for each column */
     /* If null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */

@@ -16,12 +16,12 @@
  *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1;
  *     issues S or dP of step i + 1 when dV or dK is complete, and stores dQ to shared memory for the producer.
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n flops, plus 4 n
- * with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores
- * and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ; 512 for writing dQ
- * and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A step reads 64 KB from
- * the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor
- * cores and 2112 of shared memory.
+ * Lower bound of the work: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n
+ * flops, plus 4 n with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of
+ * the tensor cores and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ;
+ * 512 for writing dQ and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A
+ * step reads 64 KB from the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664
+ * cycles of the tensor cores and 2112 of shared memory. /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -39,8 +39,8 @@
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* Returns the shared-memory address of this block's dS of the current step. Before that, P is stored at the same
- * address; dS overwrites P once P has been read. */
+/* Returns the shared-memory address of this block's dS of the current step. P is stored at the same address first, and
+ * dS overwrites P after P has been read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
@@ -209,7 +209,7 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    /* the number of columns over which the product sums, for S (G = 0) or dP (G = 1) */
+    /* the number of columns of both operands over which the product for S (G = 0) or dP (G = 1) sums */
     constexpr int SUMMED = G ? V : D;
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
     /* A_STEPS: the number of groups of 16 columns of K (first warpgroup) or V (second) that are held in registers as

@@ -18,7 +18,7 @@
 #define TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
 
 #include "attention_sm80_tiles.h"                 /* te__attn_softcapped, te__attn_alibi_at */
-#include "attention_sm90_backward_producer.h" /* the kernel's arguments, traits and tile scheduler */
+#include "attention_sm90_backward_producer.h" /* the kernel's arguments, constants and tile scheduler */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -56,8 +56,8 @@ struct te__attn_bwd_output {
     /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. If
      * null, the sums are not computed. */
     float *sum;
-    /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
-     * another */
+    /* [2, 16] floats of shared memory that belong to this warpgroup; one warp passes column sums to another warp in
+     * this memory */
     float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
     float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax), unless null */
