@@ -1,6 +1,7 @@
-/* infer.h -- the library for programs that run inference: lists, generation, sampling, key-value caches, and models in
- * safetensors and GGUF files. The header leaves out optimizers, training checkpoints and groups of ranks, so a program
- * that includes only infer.h compiles faster than with te.h. A program that also trains includes te.h and then infer.h.
+/* infer.h -- the library for programs that run inference: op lists, generation, sampling, key-value caches, and models
+ * in safetensors and GGUF files. The header leaves out optimizers, training checkpoints and groups of ranks, so a
+ * program that includes only infer.h compiles faster than with te.h. A program that also trains includes te.h and then
+ * infer.h.
  *
  * Do this:
  *     #include "te/infer.h"
@@ -11,7 +12,7 @@
  * that another program has measured (te_gemm_load).
  *
  * All kinds of op lists can be used. For a list with a collective, also include te/comm/collective.h. For a list under
- * an FP8 recipe, also include te/optim/recipes.h; the recipe for inference is fp8_row.
+ * an FP8 recipe, also include te/optim/recipes.h; the recipe for inference is fp8_row. /
  */
 #ifndef TE_INFER_H
 #define TE_INFER_H

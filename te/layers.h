@@ -286,17 +286,19 @@
 
 /* Variants of these blocks for models in which each block is a list of its own. In the forms above, the all_reduce at
  * the end of a list cannot be fused with the norm that follows, because that norm is in the next list. Here the list of
- * a block therefore ends with the next block's first norm (after the last block: with the norm that follows), whose
- * name is NEXT, and does not begin with b_norm1; its input x is the output of a norm. The residual is the extra input
- * b_x1 and the extra output b_y (te_batch.edges). The list before the first block must end in (output, x), (NORM, NEXT,
- * H). With _SP, both kinds of lists end in (all_gather, NEXT_gather) after that norm, the x of a block has the rows of
- * all ranks, and the list of a block must not have the option (rows, shard).
+ * a block therefore ends with the norm that follows the block, for example the first norm of the next block. NEXT is
+ * the name of this norm. The list does not begin with b_norm1: its input x is already the output of a norm. The
+ * residual is the extra input b_x1 and the extra output b_y (te_batch.edges). The list before the first block must end
+ * in (output, x), (NORM, NEXT, H). With _SP, the first list and the lists of blocks have (all_gather, NEXT_gather)
+ * after the last norm, the input x of a block has the rows of all ranks, and the list of a block must not have the
+ * option (rows, shard).
  *     TE_SEQUENTIAL(first, bf16, (embedding, tokens, V, H), (output, x), (rmsnorm, next, H))
  *     TE_SEQUENTIAL(block, bf16, TE_LLAMA_BLOCK_TP_NORM_LAST(b, next, H, F, HEADS, KV, D, 500000.0f, 2))
  *     TE_SEQUENTIAL(head, bf16, (linear, logits, H, V))
- * Blocks with a norm directly after the collective (TE_GEMMA2_BLOCK_TP) have no such variant: there the all_reduce is
- * fused with that norm and the add, and the next block's norm is a separate kernel in any case. Under an FP8 recipe the
- * forms above are faster, because b_norm1 can store FP8 for b_qkv only if both are in one list. */
+ * Blocks with a norm directly after the collective (TE_GEMMA2_BLOCK_TP) have no such variant, because in these blocks
+ * the all_reduce is already fused with a norm and the add, and the next block's norm is a separate kernel in any case.
+ * Under an FP8 recipe the forms above are faster, because b_norm1 can store FP8 for b_qkv only if both ops are in the
+ * same list. */
 #define TE_TRANSFORMER_LAYER_TP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP_NORM_LAST, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
@@ -380,8 +382,9 @@
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
 #define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* WIDTH / N; or 0, which does not compile as a
                                                                        * width, if N does not divide WIDTH */
-/* The number of kv heads of a rank: KV / N, or 1 if there are fewer kv heads than ranks, so that N / KV ranks have the
- * same head (TE__LAYERS_COPIES). It is 0, which does not compile, if neither of KV and N divides the other. */
+/* The number of kv heads on each rank: KV / N. If there are fewer kv heads than ranks, the number is 1, and N / KV
+ * ranks have the same head (TE__LAYERS_COPIES). The number is 0, which does not compile, if neither of KV and N divides
+ * the other. */
 #define TE__LAYERS_KV(KV, N) ((KV) % (N) == 0 ? (KV) / (N) : (N) % (KV) == 0 ? 1 : 0)
 #define TE__LAYERS_COPIES(KV, N) ((KV) % (N) != 0 && (N) % (KV) == 0 ? (N) / (KV) : 1)
 /* The number of columns of q, k and v together on a rank. */

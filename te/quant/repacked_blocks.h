@@ -15,12 +15,12 @@
  *             In int4 with blocks of 64 or 128, two groups are stored together, and each lane has 16 bytes of them.
  *     high    the other bits of each code: for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes)
  *     scales  all other bytes of the blocks; in formats of 32 to 128 values, in the order of rows 0, 8, 1, 9, 2, ..
- * The cells of a weight part are in row-major order. Its rows are padded with zeros to a multiple of 16. In int8, the
- * scales of 16 rows, in f32, are stored behind the cells of these rows.
+ * The cells of a weight part are in row-major order. The rows of a part are padded with zeros to a multiple of 16. In
+ * int8, the scales of 16 rows, in f32, are stored behind the cells of these rows.
  *
  * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
  * % 4, these are columns 8 t to 8 t + 7 or, in q6_k, 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3. Codes i and i + 1 of
- * the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
+ * the eight, for even i, are stored 16 bits apart, so that one mask extracts both. /
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -71,7 +71,7 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 
 /* te__cell_pairs_groups returns whether the low bits of two groups are stored together; te__cell_low_at returns where
  * the low bits of group `group` begin in a cell, in bytes; te__cell_low_lane returns the distance from the bytes of one
- * lane to those of the next. */
+ * lane to the bytes of the next lane. */
 TE_BOTH int te__cell_pairs_groups(te_block_format f) { return te__block_is_int4(f) && f != TE_BLOCK_int4z_32; }
 TE_BOTH int te__cell_low_at(te_block_format f, int group) {
     return te__cell_pairs_groups(f) ? group / 2 * 512 + group % 2 * 8 : group * te__cell_low_bytes(f);
@@ -89,10 +89,11 @@ TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     const int bits = (twice < 0) << sign[number] | code << rest[number];
     half[0] |= (uint8_t)(bits & 255), half[1] |= (uint8_t)(bits >> 8);
 }
-/* Store the code of row `row` and column `col` of a group. low, high: the addresses of the group's two parts. A byte of
- * `low` has four bits of a code of each of the lane's two rows, those of the first row in its low half. If codes have
- * five or six bits, these are the lowest four bits in the first row and the highest four in the second row; the
- * remaining bits go to `high`. The bits of a code are then adjacent when te__cell_codes merges them. */
+/* Store the code of row `row` and column `col` of a group. low, high: the addresses of the group's two parts. Each byte
+ * of `low` has four bits of two codes, one from each of the lane's two rows; the code of the first row is in the low
+ * half of the byte. If codes have five or six bits, `low` has the lowest four bits of codes in the first row and the
+ * highest four bits of codes in the second row, so that the bits of a code are adjacent when te__cell_codes merges
+ * `low` with `high`, which has the remaining bits. */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
     const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;

@@ -379,9 +379,9 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
-/* Computes this warpgroup's dQ of step j, of all queries of the step or, without DQ_ALTERNATES, of half of them, and
- * stores it in shared memory. left: the number of queries from the first one whose dQ is computed to the end of the
- * sequence. */
+/* Computes this warpgroup's part of the dQ of step j (all queries of the step with DQ_ALTERNATES, else half of the
+ * queries), and stores it in shared memory. left: the number of queries from the first query of this part to the end of
+ * the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
     float dq[C::DQ_REGISTERS];
@@ -401,7 +401,8 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 
 /* Runs step n of an item (a key tile of one head): processes one tile of queries. The caller has already issued the
  * product S of this step; when the function returns, the product for dK is still running. The item's first step (n = 0)
- * overwrites dK and dV instead of adding to them. If there was a step n - 2, its dQ is in shared memory. */
+ * overwrites dK and dV instead of adding to them. If there was a step n - 2, the function also signals that the dQ of
+ * that step is in shared memory, where the caller has stored it. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,

@@ -2,13 +2,12 @@
  * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
- * added their dQ to it. A block waits until all key tiles before its own have added, adds its dQ, waits until the sum
- * is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing has to
- * be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last bits of
- * dQ may vary.
- * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
- * head. Bands whose keys are seen by more queries come first. The key tiles of a band add their dQ to a tile of queries
- * in the order in which they reach it (DASH, arXiv 2601.21824):
+ * added their dQ to it. A block waits until the key tiles before its own have added their dQ, adds its own, waits until
+ * the sum is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing
+ * has to be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last
+ * bits of dQ may vary. Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the
+ * next band of every head. Bands whose keys are seen by more queries come first. The key tiles of a band add their dQ
+ * to a tile of queries in the order in which they reach it (DASH, arXiv 2601.21824):
  *   - causal mask or sliding window: the last key tile of a band is scheduled first. Each key tile begins with the
  *     first tile of queries that sees it, and goes on to the last one.
  *   - full attention (no mask): the last key tile of a band is scheduled first. The key tiles begin at different
@@ -18,9 +17,9 @@
  * Waiting for the dQ of other key tiles cannot deadlock. With a mask, a block waits only for key tiles that were
  * scheduled before its own. In full attention it may also wait for a key tile of the same band that is scheduled later.
  * Some block takes that key tile: a band has no more key tiles than there are blocks, and no block takes its next key
- * tile before it has added every dQ for which other key tiles of its band may wait.
- * With varlen each sequence has its own bands. Some indices of the schedule belong to no key tile (te_sequence_tiles);
- * blocks skip them. All blocks derive the same key tiles from cu_seqlens, even if its values are invalid.
+ * tile before it has added every dQ for which other key tiles of its band may wait. With varlen each sequence has its
+ * own bands. Some indices of the schedule belong to no key tile (te_sequence_tiles); blocks skip them. All blocks
+ * derive the same key tiles from cu_seqlens, even if its values are invalid. /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H
@@ -70,8 +69,8 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    /* the numbers of key tiles and of tiles of queries, without varlen of one sequence, with varlen of all sequences
-     * together (te_sequence_tiles) */
+    /* the number of key tiles and of tiles of queries: of each sequence or, with varlen, of all sequences together
+     * (te_sequence_tiles) */
     int key_tiles, query_tiles;
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
      * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
@@ -195,7 +194,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     /* Return the index in dq_empty of the mbarrier at which the producer arrives after it has read the dQ that
      * warpgroup `group` stored in step i, so that the slot is free again. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* If the two warpgroups share a slot, the other warpgroup uses it next, and waits for it. */
+        /* If the two warpgroups share a slot, the other warpgroup is the next to use the slot, and waits for this
+         * arrival. */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the phase parity, in step i, of the mbarriers of that
@@ -258,8 +258,7 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* Return the number of queries of the item's sequence: with varlen the number of `rows`, the rows of that sequence,
- * else the sequence length of the call, which all sequences have. */
+/* Return the number of queries of an item's sequence. rows: with varlen, the rows of this sequence; else not used. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
@@ -302,11 +301,11 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* Returns how many key tiles add their dQ to this tile of queries before `item` does: those of earlier bands, and those
- * of its own band that reach this tile of queries before it. In cross-attention there may be more key tiles than tiles
- * of queries, so that several key tiles begin at the same tile of queries; of these, the key tile with the larger index
- * adds first. Without a mask, cross-attention has no formula for the count: LANES lanes of a warp count the key tiles
- * together. seq: the number of queries of the sequence. */
+/* Returns how many key tiles add their dQ to this tile of queries before `item` does: the key tiles of earlier bands,
+ * and the key tiles of the same band that reach this tile of queries before `item` does. In cross-attention there may
+ * be more key tiles than tiles of queries, so that several key tiles begin at the same tile of queries; of these, the
+ * key tile with the larger index adds first. Without a mask, cross-attention has no formula for the count: LANES lanes
+ * of a warp count the key tiles together. seq: the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -576,7 +575,7 @@ TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
     return make_uint2(te_pair_of_floats(high, middle, TE_bf16), te_pair_of_floats(rest - middle, 0, TE_bf16));
 }
-/* Stores a number x of one query in a stage's shared memory: lse times log2(e) if WHICH is 0, delta if WHICH is 1. */
+/* Stores x, a number of one query, in a stage's shared memory: lse times log2(e) if WHICH is 0, delta if WHICH is 1. */
 template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
@@ -587,8 +586,9 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-            /* lse is stored before delta. The product for S also reads delta's four numbers, and multiplies them by 0,
-             * which gives NaN if they are uninitialised and happen to be NaN. So storing lse sets them to 0. */
+            /* lse is stored before delta. The product for S also reads the four numbers of delta, and multiplies them
+             * by 0, which yields NaN if the uninitialised memory happens to hold a NaN. Therefore the store of lse also
+             * sets the four numbers of delta to 0. */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -700,8 +700,8 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
 }
 /* The body of each of the two warps that add dQ to global memory. One warp takes the even steps, the other the odd
  * ones: while one warp waits until the dQ that it has added is in memory, the other one adds the dQ of the next step.
- * For each step a warp waits until the semaphore shows that it is this block's turn, adds the dQ, and increments the
- * semaphore. stage: 0 or 1, the parity of the warp's steps. */
+ * For each step a warp waits until the semaphore has reached the value at which this block may add, adds the dQ, and
+ * increments the semaphore. stage: 0 or 1, the parity of the warp's steps. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;

@@ -4,9 +4,9 @@
  * A group is a tile of queries with the keys that it sees. attention_sm90_decode_work.h divides these keys into splits,
  * and the splits of all groups among the blocks; attention_sm90_decode_result.h merges and stores results. A block that
  * processes all splits of a group merges their results itself. If several blocks process the splits of a group, they
- * store partial results, which a second kernel merges; in a small batch they form a cluster, and merge them by
- * themselves. All merge in the same order with the same arithmetic, so that the result of a row is bitwise identical in
- * every batch. The warps of the first kernel:
+ * store partial results, which a second kernel merges. In a small batch these blocks form a cluster, and merge the
+ * partial results without a second kernel. Results are merged in the same order and with the same arithmetic in all
+ * three cases, so that the result of a row is bitwise identical in every batch. The warps of the first kernel:
  *
  *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time.
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
@@ -16,10 +16,10 @@
  *
  * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h.
  *
- * Floor: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for each token, at the
- * bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait),
- * and the L2 evicts copied pages first, so that they do not displace the partial results. Measurements:
- * docs/notes/attention_decode.md.
+ * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for
+ * each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
+ * ends (te_kernel_wait), and the L2 evicts copied pages first, so that they do not displace the partial results.
+ * Measurements: docs/notes/attention_decode.md. /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -33,7 +33,7 @@
 
 enum {
     /* The number of places. A place is shared memory for one group (a tile of queries with its keys) and its queries.
-     * So the producer can be ahead of the consumers by up to this many groups. */
+     * The producer can be ahead of the consumers by as many groups as there are places. */
     TE__DECODE_PLACES = 4,
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of the ring */
 };
@@ -60,7 +60,7 @@ struct te__decode_traits {
      * the stages are swizzled. */
     static constexpr int OTHER_BYTES =
         (TE__DECODE_PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
-    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor; at most `most`. */
+    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
     static constexpr int stages_of(int blocks, int most) {
         const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
         return fit < most ? fit : most;
@@ -123,8 +123,8 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run: at most TE__DECODE_RUN consecutive keys of one split. Their page numbers are loaded by one load of the warp:
- * each lane holds the page number of 16 of these keys. */
+/* A run: at most TE__DECODE_RUN consecutive keys of one split. One load of the warp loads the page numbers of all these
+ * keys: each lane holds the page number of 16 keys. */
 struct te__decode_run {
     /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
     int begin, end;
@@ -197,15 +197,15 @@ struct te__decode_producer {
     /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
      * consumers */
     te__decode_group g;
-    /* at: the index of the current split among the splits of g; end: one more than the number, in the work list, of
-     * the last split (item) of this block */
+    /* at: the index of the current split among the splits of g; end: the end of this block's range of the work list,
+     * i.e. one more than the index of the block's last split */
     int at, end;
     int number;         /* how many groups this block has processed before g */
     te__decode_ring ring;
 
     /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
-     * (te__decode_memory). For the block's first group, a consumer copies the queries instead: te_kernel_wait must be
-     * called before they are copied, and the producer should not wait for the preceding kernel before it copies the
+     * (te__decode_memory). For the block's first group, a consumer copies the queries instead: the queries may be
+     * copied only after te_kernel_wait, and the producer should not wait for the preceding kernel before it copies the
      * first keys and values. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % TE__DECODE_PLACES;
@@ -415,9 +415,9 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
     }
 }
 /* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
- * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet.
- * Their chunks are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key.
- * Called by all consumers. */
+ * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet. The
+ * chunks of the rows are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's
+ * last key. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -435,9 +435,9 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }
-/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. The queries of one
- * row, one of each query head that shares the KV head, may lie in several tiles; the row is stored with the tile that
- * has the first of these heads. page: the number of the page of the first new row. */
+/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. A new row has one
+ * query for each query head that shares the KV head; these queries may lie in several tiles, and the tile with the
+ * first of these heads stores the row. page: the index of the page of the first new row. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w, int page) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -456,8 +456,8 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
-/* Loads the key and the value of the first new row into the L1, where te__decode_stage_new and te__decode_append will
- * find them. Returns the number of that row's page. These loads take microseconds while the memory is busy. */
+/* Loads the key and the value of the first new row into the L1, because the later loads by te__decode_stage_new and
+ * te__decode_append would take microseconds while the memory is busy. Returns the index of the page of that row. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -600,9 +600,9 @@ TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode
 /* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
  * resident, at most TE__DECODE_MAX_BLOCKS; for a small batch a cluster for each group, whose blocks exchange their
  * partial results through shared memory, so that the second kernel is not needed. The producer copies keys and values
- * without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache visible. The new
- * rows (tokens of this call) are not in the cache yet; where their rows will be, the producer copies other data, which
- * the consumers overwrite in shared memory. */
+ * without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache visible. The keys
+ * and values of new rows (tokens of this call) are not in the cache yet. At their places in the cache the producer
+ * copies whatever is there, and the consumers overwrite this data in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -667,7 +667,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
-/* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with one warp for each
+/* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), where each warp merges one
  * fragment of O^T. A group (tile of queries) needs this kernel if several blocks of the first kernel have processed its
  * splits. Block b of this kernel merges the group whose first split block b of the first kernel has processed; there is
  * at most one such group for each b. The partial results are read once. */
@@ -723,8 +723,9 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         traits;
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
-     * Only traits::BLOCKS blocks run there; up to head size 128, BLOCKS is one more, so that blocks of the merge kernel
-     * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more registers. */
+     * Only traits::BLOCKS blocks of this kernel run there; up to head size 128, BLOCKS is one more, so that blocks of
+     * the merge kernel and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more
+     * registers. */
         static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && TE__DECODE_TILE_ROWS(HEADS / KV_HEADS) > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
@@ -749,8 +750,8 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         const int fit = TE__DECODE_MAX_TILES * TE__DECODE_TILE_ROWS(GROUP) / GROUP;
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
-    /* Returns how many blocks form the cluster that processes a group of `splits` splits, or 0 if these are too many
-     * for a cluster, or if the cache has 8 bits. */
+    /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if a cluster cannot
+     * process so many splits, or if the cache has 8 bits. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;

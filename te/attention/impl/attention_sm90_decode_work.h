@@ -33,13 +33,13 @@ struct te__decode_keys {
     int shift; /* a split has 1 << shift keys */
     te__attn_mask mask;
     te__attn_range seen;
-    /* first: the number of the first split with a key that is seen; splits: the number of splits from there to the last
-     * one with such a key. If no key is seen, `splits` is 1, and this split is empty. */
+    /* first: the index of the first split with a key that is seen; splits: the number of splits from this first split
+     * to the last split with a key that is seen. If no key is seen, `splits` is 1, and this split is empty. */
     int first, splits;
 };
 /* Returns the keys that the `count` queries from `query` on see. queries: the number of new rows of the sequence; past:
- * how many of its tokens were in the cache before the new rows, or -1 if the sequence is refused
- * (te_attention_cache). */
+ * how many tokens of the sequence were in the cache before the new rows, or -1 if the sequence does not fit in the
+ * cache (te_attention_cache). */
 template <class F>
 TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
     te__decode_keys w;
@@ -58,26 +58,26 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
  * least one query of the sequence sees; there are first_split[i + 1] - first_split[i] of them. These splits have
  * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
-    /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one of their
-     * groups; first_stage: the same for stages; first_row: the first row of a sequence; past: how many tokens of a
-     * sequence were in the cache before its new rows; slot: the index of a sequence among those of the cache. The first
-     * three arrays have count + 1 elements, the others count. */
+    /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one group of
+     * the sequence; first_stage: the same sum for stages; first_row: the first row of a sequence; past: how many tokens
+     * of a sequence were in the cache before its new rows; slot: the index of a sequence among those of the cache. The
+     * first three arrays have count + 1 elements, the others count. */
     const int *first_split, *first_stage, *first_row, *past, *slot;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;
-    /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
-     * i.e. the length of the work list */
+    /* tiles: the number of tiles of queries that one KV head of a sequence has; items: the number of splits of all
+     * groups, i.e. the length of the work list */
     int tiles, items;
-    /* longest: the largest number of new rows that a sequence may have; beyond: how many rows are processed if a
-     * sequence has more than `longest` rows: `longest`, or 0 if another kernel processes such a sequence
-     * (te_attention_cache.short_rows) */
+    /* longest: the largest number of new rows of a sequence that this kernel processes. beyond: how many rows this
+     * kernel processes of a sequence with more new rows: `longest`, or 0 if another kernel processes such a sequence
+     * (te_attention_cache.short_rows). */
     int longest, beyond;
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n <= longest ? n : beyond;
     }
-    /* Returns the sequence to which element `at` of a list belongs. In this list, the elements are ordered by sequence,
-     * and those of sequence i begin at heads * first[i]. */
+    /* Returns the sequence to which element `at` of a list belongs. The list is ordered by sequence, and the elements
+     * of sequence i begin at heads * first[i]. */
     __device__ __forceinline__ int sequence_of(const int *first, int at) const {
         int low = 0, high = count;
         while (high - low > 1) {
@@ -89,9 +89,9 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the number of the first item of block b in the work list (an item is one split of one group); its last
-     * item is begin(b + 1) - 1. The stages of all items are divided evenly among the blocks, and an item is processed
-     * by the block that has the item's first stage. */
+    /* Returns the number of the first item of block b in the work list (an item is one split of one group); the last
+     * item of block b is begin(b + 1) - 1. The stages of all items are divided evenly among the blocks, and an item is
+     * processed by the block that has the item's first stage. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -166,8 +166,8 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
  * consecutive keys) that this block processes. */
 struct te__decode_group : te__decode_keys {
     int i, kv_head, tile; /* the indices of the sequence, of the KV head, and of the tile among those of the KV head */
-    /* item: the number, in the work list, of the group's first item; count: the number of its items. An item is a
-     * split; those of the group are the splits first_split to first_split + count - 1 of the sequence. */
+    /* item: the index, in the work list, of the group's first item; count: the number of the group's items. The items
+     * of the group are the splits first_split to first_split + count - 1 of the sequence. */
     int item, count;
     int first_split;
     /* first_row: the first row of the sequence among the rows of the batch; rows: the number of rows of the tile,
@@ -179,14 +179,14 @@ struct te__decode_group : te__decode_keys {
     /* the index of the memory for the group's partial results (te__decode_slot_of) */
     int slot;
     const int32_t *pages; /* the page numbers of the sequence */
-    /* Returns the first key to process in split number `at` of the group: the first key of the split that a query of
-     * the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
+    /* Returns the first key to process in split number `at` of the group: the first key of the split or, if it is
+     * larger, the first key that the tile's queries see, rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {
         const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
         return of_split > of_tile ? of_split : of_tile;
     }
-    /* Returns one more than the last key of split number `at` of the group that a query of the tile sees; 0 if the tile
-     * has no rows. */
+    /* Returns the end of the keys to process in split number `at` of the group: the end of the split or, if it is
+     * smaller, one more than the last key that the tile's queries see; 0 if the tile has no rows. */
     __device__ __forceinline__ int end(int at) const {
         const int of_split = (first_split + at + 1) << shift;
         return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
@@ -242,8 +242,8 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
 }
 
 /* Returns the slot of memory for the partial results of a group (a tile of queries) whose splits are processed by more
- * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the
- * number of the group. Otherwise it is the number of the block that processes the group's first split: no two such
+ * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most so many groups, the slot is the index
+ * of the group. Otherwise the slot is the index of the block that processes the group's first split. Even then no two
  * groups have the same slot, because only the last group of a block can extend into the next block. block: any block
  * that processes some of the group's splits. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {

@@ -16,10 +16,10 @@
  * the accumulators of a lane have columns 2 t and 2 t + 1 (t = lane % 4) of each of four groups of eight, but operand A
  * has columns 4 t to 4 t + 3 of each of two groups of sixteen.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
+ * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
  * products. Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
- * Measurements: docs/notes/attention_sm90.md.
+ * Measurements: docs/notes/attention_sm90.md. /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_FP8_H
@@ -330,7 +330,7 @@ TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* The FP8 version of te__attn_fwd_step: processes a tile of keys after the first one. */
+/* The FP8 version of te__attn_fwd_step: processes a tile of keys that is not the first tile processed. */
 template <class F, class C>
 TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, te__attn_fwd_pipelines<C> &a,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -394,7 +394,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
     /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
-     * still skip the V of that tile of keys. add: 1 if the next P V is added to O, 0 if it overwrites O. */
+     * still skip the V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -447,7 +447,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* Loads a tile of the transposed V: all D rows, which are the head's dimensions, of the keys from `key` on. */
+/* Loads a tile of the transposed V, [D, C::KEYS]: all D dimensions of the head, of consecutive keys that begin with
+ * `key`. */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,
                                   int batch) {
