@@ -149,10 +149,10 @@
 
 /* gpt-oss (OpenAI 2025): all projections have biases, the softmax of each head includes a learnt logit (attention
  * sinks), the router has a bias, and the experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK;
- * it is 127 in the first, third, .. block and -1 in the others. The arguments after TOP_K are options of rope: (base,
- * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
- * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of the output of b_fc1 contains an expert's gate, then
- * its up projection. */
+ * LEFT is 127 in the first, third, .. block and -1 in the second, fourth, .. block. The arguments after TOP_K are
+ * options of rope: (base, 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in
+ * place of the MLP's: b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of the output of b_fc1 contains an
+ * expert's gate, then its up projection. */
 #define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, __VA_ARGS__),                   \
@@ -168,8 +168,8 @@
  * weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options of
  * rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block. Attention
  * sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences, its blocks
- * with rope see only chunks of 8192 tokens, and the others multiply q by a factor that grows with the position. Further
- * ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+ * with rope see only chunks of 8192 tokens, and its blocks without rope multiply q by a factor that grows with the
+ * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
 #define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \

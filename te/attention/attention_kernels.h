@@ -131,9 +131,8 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
 /* TE_SINKS_ROWS: the number of rows that one thread block sums up */
 enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 };
 
-/* Says which part of the op's lse and delta this rank holds: `count` heads, beginning with head `first`, and of these
- * heads the rows of `ranks` ranks. Without the option (context, all_to_all) this part is all heads of the op, and the
- * rows of this rank alone. */
+/* Describes lse and delta on one rank: they have `count` heads, beginning with head `first`, and the rows of `ranks`
+ * ranks. Without the option (context, all_to_all) they have all heads of the op, and only the rows of this rank. */
 typedef struct te_attention_heads { int first, count, ranks; } te_attention_heads;
 
 typedef struct te_sinks_grad_args {

@@ -252,7 +252,7 @@ typedef struct te_attention_options {
     int window_left, window_right;
     float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
     int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
-    /* The meaning of these members is that of the options with the same names at the top of this file. */
+    /* The options with the same names at the top of this file describe these members. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
     /* how many elements of each value are stored in a row of qkv and in a cache: value_dim, or 0 if values are parts of
@@ -355,8 +355,8 @@ TE_BOTH int te__cache_max_splits(int capacity) {
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The number of floats of a partial result in decoding, which belongs to one query tile and one split of the keys: O,
- * not yet divided by the sums of the softmax, and the maximum and the sum of each row. */
+/* The number of floats of a partial result in decoding. A partial result belongs to one query tile and one split of the
+ * keys; it consists of O, not yet divided by the sums of the softmax, and of the maximum and the sum of each row. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
 /* A constant expression: 1 for the formats of 8 bits, in which each row has a scale, else 0. */
@@ -501,7 +501,7 @@ typedef struct te_attention_args {
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative
      * bias, scratch memory of [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: output,
      * the gradient of the bias. For a table, dbias is overwritten, or added to if `accumulate` is 1; for a relative
-     * bias it receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the
+     * bias, dbias receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the
      * gradient. */
     const void *bias;
     float *bias_by_distance, *dbias;

@@ -106,8 +106,8 @@ TE_BOTH int te__block_has_zero_point(te_block_format f) {
 TE_BOTH int te__block_is_int4(te_block_format f) {
     return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4_128 || te__block_has_zero_point(f);
 }
-/* Returns half of the E8M0 scale e: half of 2^(e - 127), or NaN for e = 255. It is half of the scale, because the
- * integers that it is multiplied by are twice the values (te__e2m1_twice). */
+/* Returns half of the E8M0 scale e: half of 2^(e - 127), or NaN for e = 255. The result is multiplied by the integers
+ * of te__e2m1_twice, which are twice the values. */
 TE_API float te__half_of_e8m0(uint8_t e) {
     return te_float_of_bits(e == 255 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }

@@ -79,9 +79,10 @@ TE_BOTH int te__cell_low_at(te_block_format f, int group) {
 TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
 
 /* Store an E2M1 number, one of four (`number`) in 16 bits. twice: two times its value. Number 0 has its sign in bit 15,
- * as a bf16 has, and its other three bits in bits 8 to 6: the two lowest exponent bits and the highest mantissa bit of
- * a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the value. Numbers 1 to 3 are
- * stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these positions. */
+ * which is the sign bit of a bf16, and its other three bits in bits 8 to 6, which are the two lowest exponent bits and
+ * the highest mantissa bit of a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the
+ * value. Numbers 1 to 3 are stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these
+ * positions. */
 TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
     const int magnitude = twice < 0 ? -twice : twice;

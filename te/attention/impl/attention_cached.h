@@ -45,9 +45,10 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.format = format, k.dtype = dtype;
     return k;
 }
-/* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
- * is not to be stored; from: the offset of the key or value in qkv; to: the offset of its copy from the start of the
- * cache's pages; swizzle: the number that is XORed with the indices of its 16-byte chunks (te__cache_swizzle). */
+/* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if
+ * this key and its value are not to be stored; from: the offset of the key or value in qkv; to: the offset of its copy
+ * from the start of the cache's pages; swizzle: the number that is XORed with the indices of its 16-byte chunks
+ * (te__cache_swizzle). */
 typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
 /* Returns how many rows of zeros follow the value of a sequence's last token. key: the index of this token. */
 TE_FN int te__cache_zeros_behind(const te_attention_cache *c, int key) {

@@ -304,7 +304,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     }
     /* Computes partial sums of the gradient of a relative score bias. Grid: (heads, tiles of queries). Contents of
      * shared memory: the operand tiles of the products, later a tile of sums of dS in their place; the sum and the
-     * bucket of each of its diagonals; and the sum of each bucket. */
+     * bucket of each diagonal of the tile; and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
         float *tile = (float *)te__attention_shared, *diagonal = (float *)(te__attention_shared + TILES_BYTES);

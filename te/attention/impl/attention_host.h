@@ -1,14 +1,15 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
  * and forward in FP8. A block (te_block) converts tiles of 64 queries by 64 keys to float in its scratch memory.
  *
- * A block processes 64 queries, or 64 keys. It transposes these rows once, and reads the tiles of the other operand in
- * the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
- * processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a vector:
+ * A block processes 64 queries, or 64 keys. The block transposes these rows once, and reads the tiles of the other
+ * operand in the layout in which the tiles are stored. With these layouts each product reads contiguous memory, and the
+ * softmax processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a
+ * vector:
  *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V.
  *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K.
  *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q.
  * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
- * the processor's rate of multiply-adds. /
+ * the processor's rate of multiply-adds. / /
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H

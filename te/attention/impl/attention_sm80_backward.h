@@ -9,8 +9,9 @@
  *
  * Lower bound of the work: 6 * n flops for the products S, dP and dQ of the dq kernel, and 8 * n flops for S, dP, dV
  * and dK of the dkdv kernel, where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that
- * computes S and dP only once needs 10 * n flops. If v has another head size, it takes the place of head_dim in the
- * flops of dP and dV. P and dS are rounded to the dtype for their products. Measurements: docs/notes/attention.md. /
+ * computes S and dP only once needs 10 * n flops. If the head size of v is not head_dim, it takes the place of head_dim
+ * in the flops of dP and dV. P and dS are rounded to the dtype for their products. Measurements:
+ * docs/notes/attention.md. / /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -57,10 +58,10 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The work of this block and this warp. warp: the index of the 16 M queries that this warp processes, within the
-     * block; slice: the index of the slice of dQ that this warp computes; q0: the first query of the block; row0: the
-     * first query of the warp; tiles: the tiles of keys that the block's queries see; warp_tiles: the tiles of keys
-     * that the warp's queries see. */
+    /* The work of this block and this warp. warp: the index, within the block, of the group of M * 16 queries that this
+     * warp processes; slice: the index of the slice of dQ that this warp computes; q0: the first query of the block;
+     * row0: the first query of the warp; tiles: the tiles of keys that the block's queries see; warp_tiles: the tiles
+     * of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
     const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =
@@ -183,8 +184,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: if 1, a block processes 128 keys, and 64 queries at a time. If 0, up to head size 64, it processes half as
-     * many of both, so that up to three blocks run on a multiprocessor. */
+    /* WIDE: if 1, a block processes 128 keys, and 64 queries at a time. If 0, up to head size 64, a block processes
+     * half as many keys and half as many queries at a time, so that up to three blocks run on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= LIMIT;
     static constexpr int M = MAX_DIM <= 128 ? 2 : 1;
@@ -420,8 +421,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (is_idle || (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1))) {
-            /* No query of the tile sees a key of this pair of warps, or this warp is idle: it only takes part in the
-             * barrier that other warps need to exchange P^T. */
+            /* No query of the tile sees a key of this pair of warps, or this warp is idle: the warp only takes part in
+             * the barrier that other warps need to exchange P^T. */
             __syncthreads();
             continue;
         }

@@ -98,10 +98,10 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The work of this block and this warp. warp: the index of the 16 M queries that this warp processes, within the
-     * block; slice: the index of the slice of O that this warp computes; q0: the first query of the block; row0: the
-     * first query of the warp; tiles: the tiles of keys that the block's queries see; warp_tiles: the tiles of keys
-     * that the warp's queries see. */
+    /* The work of this block and this warp. warp: the index, within the block, of the group of M * 16 queries that this
+     * warp processes; slice: the index of the slice of O that this warp computes; q0: the first query of the block;
+     * row0: the first query of the warp; tiles: the tiles of keys that the block's queries see; warp_tiles: the tiles
+     * of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
     const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =

@@ -119,7 +119,8 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     const uint32_t to = tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16;
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    /* All tiles except the last one have ROWS valid rows; for them every address is a register plus a constant. */
+    /* All tiles except the last one have ROWS valid rows; for such a tile every address is a register plus a
+     * constant. */
     if (!IS_PADDED && valid >= ROWS) {
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);

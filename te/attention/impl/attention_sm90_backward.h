@@ -166,8 +166,8 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
         /* ds_full: with clusters of two blocks (TWO_CTA), one thread arrives (arrive.expect_tx), and the phase
          * completes when the bytes of dS that the other block sends have arrived. Without clusters, all consumer warps
-         * arrive when they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster the warps of both
-         * blocks. */
+         * arrive when they have stored dS. ds_empty: each warp that has read dS arrives (in a cluster: the warps of
+         * both blocks). */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -282,8 +282,8 @@ struct te__attn_sm90_backward {
          * band should be so large that one band of each head, taken together, occupies all multiprocessors: then no two
          * bands of a head run at the same time, and none has to wait. But a band has no more key tiles than can run at
          * the same time, because a key tile may wait for a key tile of its band that is scheduled later. Without a mask
-         * each key tile of a band waits for another one; then the bands of all heads must fit on the multiprocessors
-         * together, and the size of a band is rounded down. */
+         * each key tile of a band waits for another key tile of the band; then the bands of all heads must fit on the
+         * multiprocessors together, and the size of a band is rounded down. */
         const int64_t fill = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
         p->band = (int)te_min(te_min(p->key_tiles, clusters), te_max(TE__ATTN_BWD_MIN_BAND, fill));
         if (F::VARLEN) {

@@ -187,8 +187,8 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
 /* Issues the product dQ = dS K for 64 queries and 2 N columns; N is the number of a thread's accumulators. Above head
- * size 64, these are all queries of the step; up to head size 64, a step has 128 queries, of which this warpgroup
- * computes 64. stage: the stage that holds the step's dS. */
+ * size 64, a step has 64 queries, and this warpgroup computes dQ of all of them; up to head size 64, a step has 128
+ * queries, of which this warpgroup computes 64. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);

@@ -44,9 +44,9 @@ enum {
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
-/* How many lanes of a warp arrive at an mbarrier. One is enough, because the warp is converged when it arrives. But the
- * racecheck of compute-sanitizer takes a lane's accesses as ordered only if that lane itself arrives. For racecheck,
- * compile with TE_RACECHECK: then all lanes arrive, which is slower. */
+/* How many lanes of a warp arrive at an mbarrier. One lane is enough, because the warp is converged when it arrives.
+ * But the racecheck of compute-sanitizer takes a lane's accesses as ordered only if that lane itself arrives. For
+ * racecheck, compile with TE_RACECHECK: then all lanes arrive, which is slower. */
 #ifdef TE_RACECHECK
 enum { TE__ATTN_BWD_ARRIVING_LANES = 32 };
 #else
@@ -101,8 +101,8 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
      * query */
     alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES];
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    /* for each of the two warpgroups, [2, 16] floats, through which one of its warps passes column sums of dK or dV to
-     * another */
+    /* for each of the two warpgroups, [2, 16] floats, through which one warp of the warpgroup passes column sums of dK
+     * or dV to another warp */
     float part[2][2][16];
     /* the current item and the next one, aligned so that one instruction copies an item */
     alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES];
@@ -187,7 +187,7 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
     /* Return the parity of the mbarrier phase that must be complete before warpgroup `group` may store its dQ of step
-     * i. The mbarrier is the one of dq_slot_barrier. */
+     * i. dq_slot_barrier returns the index of this mbarrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
@@ -205,13 +205,13 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Return whether -lse / scale and -delta are folded into the products for S and dP. Then all operands get sixteen more
- * columns. Those of Q and dO hold -lse / scale or -delta of each query, split into three terms in bf16 whose sum has
- * all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a term, and zeros
- * elsewhere. For each tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more
- * wgmma for S and one for dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the
- * bottleneck, take 192 cycles less. Options that need S before lse is subtracted cannot use this, nor can f16, whose
- * range is too small. */
+/* Return whether -lse / scale and -delta are folded into the products for S and dP. If so, all operands get sixteen
+ * more columns. The additional columns of Q and dO hold -lse / scale or -delta of each query, split into three terms in
+ * bf16 whose sum has all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a
+ * term, and zeros elsewhere. For each tile of queries the additional columns take 128 more cycles of the tensor cores
+ * (both warpgroups run one more wgmma for S and one for dP, of 32 cycles each), but the loads of lse and delta from
+ * shared memory, which is the bottleneck, take 192 cycles less. Nothing is folded if an option needs S before lse is
+ * subtracted, nor in f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -221,11 +221,12 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
 /* Return whether a block processes the tiles of queries of its key tile in descending order, from the last one to the
- * first one that sees the keys. It does so with a causal mask and grouped query heads, to keep Q and dO in the L2. */
+ * first one that sees the keys. This is the order with a causal mask and grouped query heads; it keeps Q and dO in the
+ * L2. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Return whether a key tile that has processed the last tile of queries continues with the first one. It does so in
+/* Return whether a key tile that has processed the last tile of queries continues with the first one. This is so in
  * full attention (no mask), where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
@@ -494,8 +495,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
     }
 }
 /* Loads V of an item, then K; V comes first, because the consumers release the memory of V before that of K. With
- * clusters of two blocks (TWO_CTA), also loads two boxes (64 columns each) of the other block's K: those from which
- * this block computes its columns of dQ, which are sums over the keys of both blocks. */
+ * clusters of two blocks (TWO_CTA), also loads two boxes (64 columns each) of the other block's K: the boxes from which
+ * this block computes its columns of dQ. These columns are sums over the keys of both blocks. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -598,8 +599,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* The body of the warp that loads lse and delta of each step. For queries past the end of the sequence it stores an
- * infinite lse, so that their P becomes 0. */
+/* The body of the warp that loads lse and delta of each step. For queries past the end of the sequence the warp stores
+ * an infinite lse, so that P of these queries becomes 0. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -644,9 +645,9 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to
- * x + COLUMNS - 1 of `box`, which has 64 columns; so x must be 0 if COLUMNS is 64. If first is 1, stores them instead
- * of adding them. */
+/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to x +
+ * COLUMNS - 1 of `box`, which has 64 columns; so x must be 0 if COLUMNS is 64. If first is 1, the function overwrites
+ * the sums in global memory instead of adding to them. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
@@ -661,7 +662,8 @@ struct te__attn_bwd_dq_step {
     int64_t row;
     int left, first;
 };
-/* Waits until the warpgroups have stored the dQ of a step in shared memory, then adds it to global memory. */
+/* Waits until the warpgroups have stored the dQ of a step in shared memory, then adds this dQ to the sums in global
+ * memory. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                     const te__attn_bwd_dq_step &s) {
@@ -669,7 +671,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
         /* Each of the two warpgroups has stored a box of 64 queries by 64 columns. Above head size 64 the second box
-         * holds the next 64 columns of the same queries; up to head size 64 it holds the next 64 queries (later). */
+         * holds the next 64 columns of the same queries; up to head size 64 it holds the next 64 queries (`later` is
+         * then 64). */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -678,8 +681,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
 /* For clusters of two blocks (TWO_CTA): waits until the warpgroups have stored the dQ of a step in shared memory, then
- * adds this block's columns of it to global memory, first those that the first warpgroup has computed, then those of
- * the second. */
+ * adds this block's columns of dQ to the sums in global memory: first the columns that the first warpgroup has
+ * computed, then the columns of the second warpgroup. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {

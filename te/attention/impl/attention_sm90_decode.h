@@ -400,7 +400,7 @@ template <te_dtype T, int NT> struct te__decode_p {
     }
 };
 /* Computes O^T += V^T P^T for the 16 rows of V (values) of this warp in a stage. left: only the first `left` of these
- * rows belong to the split; the other ones are treated as zeros, because the stage may hold NaN of earlier data. */
+ * rows belong to the split; the other rows are treated as zeros, because the stage may hold NaN of earlier data. */
 template <te_dtype T, int V, int NT>
 TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT> &p, uint32_t stage, int left) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -414,10 +414,10 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
- * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet. The
- * chunks of the rows are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's
- * last key. Called by all consumers. */
+/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if the
+ * new rows lie in the range of keys of this stage. The producer could not copy the new rows, because they are not in
+ * the cache yet. The chunks of the rows are swizzled as in the cache. key: the first key of the stage; stop: one more
+ * than the split's last key. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                 uint32_t stage, int key) {
@@ -686,7 +686,7 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
     /* The next kernel assumes that the preceding kernel has ended once all blocks of this kernel have ended. So at
-     * least one block must wait for the preceding kernel even if no block has work; the others return. */
+     * least one block must wait for the preceding kernel even if no block has work; all other blocks return. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -743,7 +743,7 @@ struct te__attn_sm90_decode : te__decode_traits<D, te__attn_value_dim<D, F>(), T
         }
     };
     /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not
-     * be too many tiles, and the cache must have memory for their partial results. 0 means that there are too many
+     * be too many tiles, and the cache must have memory for their partial results. Returns 0 if there are too many
      * sequences. */
     static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;

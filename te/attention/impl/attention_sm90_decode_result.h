@@ -17,8 +17,8 @@
 enum { TE__DECODE_WARPS = 4 /* the number of consumer warps of a block */ };
 
 /* Sizes of the shared memory of te__decode_cluster. STATS: the bytes of the fragments of O^T, behind which the maxima
- * and sums are stored; BYTES: the bytes of all of this. STATS bytes are enough, because a cluster has 8 blocks or at
- * least as many blocks as there are splits. */
+ * and sums are stored; BYTES: the bytes of the fragments, maxima and sums together. STATS bytes are enough, because a
+ * cluster has 8 blocks or at least as many blocks as there are splits. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster_size {
     static constexpr int MAX_BLOCKS = 8, MAX_SPLITS = TE_CACHE_SMALL_SPLITS;

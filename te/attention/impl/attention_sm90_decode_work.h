@@ -54,14 +54,14 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
 }
 
 /* The sequences of a batch; the arrays are in the block's shared memory. A group of sequence i is a tile of queries of
- * one KV head, with its keys. All groups of sequence i have the same splits, namely those that contain a key that at
- * least one query of the sequence sees; there are first_split[i + 1] - first_split[i] of them. These splits have
+ * one KV head, with its keys. All groups of sequence i have the same splits, namely the first_split[i + 1] -
+ * first_split[i] splits that contain a key that at least one query of the sequence sees. These splits have
  * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
-    /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one group of
-     * the sequence; first_stage: the same sum for stages; first_row: the first row of a sequence; past: how many tokens
-     * of a sequence were in the cache before its new rows; slot: the index of a sequence among those of the cache. The
-     * first three arrays have count + 1 elements, the others count. */
+    /* first_split: element i is a sum over the sequences before sequence i, where each sequence contributes the number
+     * of splits of one of its groups; first_stage: the same for stages; first_row: the first row of a sequence; past:
+     * how many tokens of a sequence were in the cache before its new rows; slot: the index of a sequence among those of
+     * the cache. The first three arrays have count + 1 elements, the others count. */
     const int *first_split, *first_stage, *first_row, *past, *slot;
     /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
     int count, heads;

@@ -155,7 +155,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
             /* All 128 threads of each consumer warpgroup arrive at the barriers `empty` of Q, but only one lane of each
-             * of its four warps arrives at those of K and V. */
+             * warp arrives at the barriers `empty` of K and V. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -360,9 +360,9 @@ TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeli
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if it was the last
- * tile of keys for these queries; then each lane also releases the stage of Q and its entry in te__attn_fwd_barriers,
- * of which the lane has a copy. */
+/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if this was the
+ * last tile of keys for the current queries; then each lane also releases the stage of Q and the entry of this stage in
+ * te__attn_fwd_barriers, which the lane has copied. */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -384,8 +384,9 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
 }
-/* Called if the warpgroup has no rows of the current tile of queries: skips all its tiles of keys, `tiles` in number.
- * For the first of these, te__attn_fwd_issue_gemms has already taken the warpgroup's turn of the ping-pong. */
+/* Called if the warpgroup has no rows of the current tile of queries: skips all `tiles` tiles of keys that were loaded
+ * for the tile of queries. At the first of these tiles of keys, te__attn_fwd_issue_gemms has already taken the
+ * warpgroup's turn of the ping-pong. */
 template <class C> TE_FN void te__attn_skip_all(te__attn_fwd_pipelines<C> &a, int tiles) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     te__attn_release_k(a, tiles == 1);

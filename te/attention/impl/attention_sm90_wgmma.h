@@ -86,9 +86,10 @@ template <int N> struct te__wgmma_atom;
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
 /* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, it keeps the
- * compiler from moving the registers' initialisation below that fence; called after the wait for the wgmma, it keeps
- * the compiler from moving their first use above that wait (CUTLASS's warpgroup_fence_operand). */
+ * know. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, the function
+ * keeps the compiler from moving the initialisation of the registers below that fence; called after the wait for the
+ * wgmma, it keeps the compiler from moving the first use of the registers above that wait (CUTLASS's
+ * warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }
