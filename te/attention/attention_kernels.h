@@ -225,9 +225,9 @@ TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch
 }
 
 /* ---- attention over a key-value cache ----------------------------------------------------------------------------
- * The kernels for this are in impl/attention_cached.h, which te/infer.h includes and te/te.h does not; that file
- * redefines the two macros below. Without it, an op list whose attention has the option cache fails to compile, at an
- * assertion in te/ops/attention.h. The definitions below only prevent further error messages after that one. */
+ * The kernels are in impl/attention_cached.h, which te/infer.h includes and te/te.h does not. attention_cached.h
+ * redefines the two macros below. Without attention_cached.h, an op list whose attention has the option cache fails to
+ * compile, at an assertion in te/ops/attention.h; the macros below only prevent further error messages. */
 #define TE__HAS_CACHED_ATTENTION 0
 #define TE_ATTENTION_CACHED_OF(name, ...) \
     TE_UNUSED static te_status (*const name##_launch)(te_context *, const te_attention_args *) = 0;

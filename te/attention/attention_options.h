@@ -63,9 +63,9 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  * Like ALiBi, the bias is added after softcap, so that the gradient of the bias does not pass through the tanh.
  * FlashAttention 2 and vLLM do the same. (Pax applies the softcap to the sum of score and bias instead.)
  *
- * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: each block computes a tile of it, and loops
- * over the sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of
- * summation is fixed. */
+ * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: each block computes a tile of the gradient,
+ * and loops over the sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order
+ * of summation is fixed. */
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* Returns T5's bucket for distance = key - query. bidirectional: if 1, half of the buckets are for keys after the
@@ -406,8 +406,8 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 /* ---- rounding of keys and values to 8 bits -----------------------------------------------------------------------
  * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers
  * n_i = round(x_i (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
- * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on it
- * are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
+ * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the
+ * row are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
 
 /* scale: the scale of a row of the cache; inverse: the factor by which the row's elements are multiplied before they

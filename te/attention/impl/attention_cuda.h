@@ -34,9 +34,10 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * An instantiation that would never run is left empty, to save compile time and code. In the functions below, the
- * template parameter H is the type of the kernel for compute capability 9.0, and F has the options. Cross-attention
- * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
+ * An instantiation that would never run is compiled without a body, to save compile time and code. In the functions
+ * below, the template parameter H is the type of the kernel for compute capability 9.0, and F has the options.
+ * Cross-attention needs both the kernel H and the kernel for sm_80, because the sizes of a call decide which one
+ * runs. */
 
 /* Return whether all kernels except the kernels for compute capability 9.0 are compiled without a body, because the
  * option `only` is TE_ATTENTION_SM90_ONLY. */
@@ -258,9 +259,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * diagonal of a tile, where key - query is constant, then over all diagonals that belong to the same bucket, and stores
  * the sum of each bucket as a partial sum of the gradient.
  *
- * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
- * if causal; for the dq and dkdv kernels together, the factor is 14 instead of 4), and writes the gradient once, 4
- * bytes for each pair of query and key. Measurements: docs/notes/attention.md. */
+ * Lower bounds: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half
+ * of that if causal; for the dq and dkdv kernels together, the factor is 14 instead of 4), and writes the gradient
+ * once, 4 bytes for each pair of query and key. Measurements: docs/notes/attention.md. */
 
 /* The type that holds, for a tile of scores, the sums of the gradient dS. The type for f32 differs from that for bf16
  * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to the sums, and

@@ -356,8 +356,9 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
 }
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
- * If the bias is a table, a block computes the gradient of a tile of 64 queries by 64 keys. If it is relative, a block
- * processes 64 queries and all keys, tile by tile. In both cases the block adds up dS over the sequences in order. */
+ * If the bias is a table, a block computes the gradient of a tile of 64 queries by 64 keys. If the bias is relative, a
+ * block processes 64 queries and all keys, tile by tile. In both cases the block adds up dS over the sequences in
+ * order. */
 
 /* Adds dS = P (dP - delta) of one head of one sequence to sum[query][key], the sums of a tile, which begins at query q0
  * and key k0. Returns 0 if all pairs of the tile are masked, else 1. s: scratch memory. */

@@ -51,8 +51,8 @@ enum { TE__ATTN_PAD = 8 }; /* the number of unused elements at the end of each r
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
 /* ---- copies and fragments ----------------------------------------------------------------------------------------
- * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously (cp.async). If ok is 0,
- * they write zeros instead. */
+ * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously (cp.async). If the
+ * parameter ok is 0, the functions write zeros instead. */
 TE_FN void te__attn_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
