@@ -410,7 +410,7 @@ TE_API int te__generation_find(const te_generation *g, int64_t id) {
         if (g->sequence[i].id == id) return i;
     return -1;
 }
-/* Return how many tokens of a sequence's prompt no step has processed yet. */
+/* Return how many tokens of a sequence's prompt have not been processed by any step yet. */
 TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
     return s->id && s->length < s->of.count ? s->of.count - s->length : 0;
 }
@@ -493,7 +493,8 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    /* the largest number of the sequence's tokens in the cache, which does not store the last generated token */
+    /* the largest number of tokens that the sequence has in the cache; the last generated token is not stored in the
+     * cache */
     const int64_t length = (int64_t)r.count + r.max_tokens - 1;
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];

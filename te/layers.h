@@ -99,8 +99,8 @@
  * 500000.0f for Llama 3. */
 #define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE) TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE))
 
-/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias). These models pass
- * 1000000.0f as BASE. */
+/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias). BASE is 1000000.0f for
+ * these models. */
 #define TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                  \
@@ -116,8 +116,8 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Mixtral (Jiang et al. 2024): Llama's block with E experts in place of the MLP, of which TOP_K are chosen for each
- * token. F: the inner size of an expert. Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2. BASE is
+/* Mixtral (Jiang et al. 2024): Llama's block with E experts in place of the MLP. The router chooses TOP_K experts for
+ * each token. F: the inner size of an expert. Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2. BASE is
  * 1000000.0f. */
 #define TE_MIXTRAL_BLOCK(b, H, F, HEADS, KV, D, BASE, E, TOP_K)                                                      \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \

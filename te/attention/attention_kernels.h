@@ -90,8 +90,8 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
-/* The layout of the arrays lse, delta and row_max_logit, which have one number for each row and head: [heads, rows] if
- * by_head is 1, else [sequences, heads, max_seqlen]. */
+/* The layout of the arrays lse, delta and row_max_logit, which have one number for each row and head. Their shape is
+ * [heads, rows] if by_head is 1, else [sequences, heads, max_seqlen]. */
 typedef struct te_attention_rows {
     te_sequences of;
     int by_head;

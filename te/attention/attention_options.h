@@ -322,7 +322,7 @@ enum {
     TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
     TE_CACHE_TILE = 16,     /* the number of rows of a tile in the formats of 8 bits */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
-     * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. */
+     * sequences of more than 4096 keys, a split has up to 1024 keys, because each split costs a partial result. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_SPLIT = 1 << TE_CACHE_SPLIT_SHIFT,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
@@ -448,14 +448,15 @@ TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, i
 typedef struct te_attention_args {
     /* the output, [rows, heads * value_dim]; forward writes it, backward reads it */
     void *out;
-    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. If null, the
-     * output is stored in the kernels' dtype. */
+    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. If out_scale is
+     * null, the output is stored in the kernels' dtype. */
     const float *out_scale;
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
      * included. Forward writes lse unless the pointer is null; backward reads it. */
     float *lse;
     /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
-     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If null, no amax is computed. */
+     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If amax is null, no amax is
+     * computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: a row consists of q of all heads, then k, then v.
@@ -470,8 +471,8 @@ typedef struct te_attention_args {
      * column, the sum over <name>_sum_rows rows of dqkv. The sum over all rows of `sum` is the gradient of a bias that
      * is added to qkv. */
     float *sum;
-    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. If null, slower kernels run, which need no
-     * scratch memory. */
+    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. If scratch is null, slower kernels run, which
+     * need no scratch memory. */
     void *scratch;
     /* batch: the number of sequences; seq: the number of tokens of each (with cu_seqlens: an upper bound of it) */
     int batch, seq;
@@ -494,8 +495,8 @@ typedef struct te_attention_args {
     /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: a row consists of k of all heads, then
      * v */
     const void *kv;
-    /* backward: output, the gradient of kv, of the same shape. Every element is written. If null, the gradient is not
-     * computed. */
+    /* backward: output, the gradient of kv, of the same shape. Every element is written. If dkv is null, the gradient
+     * is not computed. */
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative

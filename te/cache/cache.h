@@ -46,9 +46,9 @@ typedef struct te_cache_config {
     int page_rows;
     /* the number of pages of the cache, or 0 for as many as all sequences need at their full capacity */
     int pages;
-    /* The largest number of new tokens per sequence for which the decoding kernel can run, which divides the keys of a
-     * sequence among many blocks. Another kernel processes sequences with more new tokens. Set decode_rows to 1, or to
-     * more for speculative decoding. */
+    /* The largest number of new tokens per sequence for which the decoding kernel can run. This kernel divides the keys
+     * of a sequence among many blocks. Another kernel processes sequences with more new tokens. Set decode_rows to 1,
+     * or to more for speculative decoding. */
     int decode_rows;
 } te_cache_config;
 

@@ -61,7 +61,7 @@ TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
                                                         : 0;
 }
 /* te__cell_low_bytes returns how many bytes of a cell hold the low bits of the codes of a group (16 rows by 32
- * columns), te__cell_high_bytes how many hold their high bits. */
+ * columns). te__cell_high_bytes returns how many bytes hold the high bits of these codes. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return te__cell_is_8bit(f) ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
     return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;

@@ -160,9 +160,9 @@ TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *
     (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
- * kernel with more than 48 KB of shared memory is configured first, because CUDA requires a function attribute for
- * it. */
+/* Launches a kernel of type K. The call has batch_heads heads with `rows` rows each; a block processes K::ROWS rows of
+ * one head. A kernel with more than 48 KB of shared memory is configured first, because CUDA requires a function
+ * attribute for it. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {

@@ -97,8 +97,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     return b;
 }
 
-/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, into a tile of floats. ld: the
- * row length of the tile. The functions whose name ends in _transposed store the transpose, and multiply q and k by
+/* The functions te__attn_read_* read rows row to row + rows - 1 of q, dO, k or v into a tile of floats. ld: the row
+ * length of the tile. The functions whose name ends in _transposed store the transpose, and multiply q and k by
  * te__attn_score_factor; the others only convert to float. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
@@ -165,7 +165,7 @@ TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float 
         te__attn_put(rescale + q, &old), te__attn_put(max + q, &now), te__attn_put(sum + q, &add);
     }
 }
-/* Multiplies row q of O by rescale[q], for each of `rows` rows. */
+/* Multiplies row q of O by rescale[q], for q = 0 to rows - 1. */
 TE_FN void te__attn_rescale_rows(float *o, int ld, int rows, const float *rescale) {
     for (int q = 0; q < rows; q++)
         if (rescale[q] != 1)
@@ -447,7 +447,7 @@ TE_FN void te__attention_dbias_host(const te__attn_call *c, te_block at, float *
 
 /* ---- forward in FP8 (attention_fp8.h) ---------------------------------------------------------------------------- */
 
-/* Converts `rows` rows of d numbers in e4m3 to floats, to[rows][ld]. width: the distance between two rows in `from`, in
+/* Converts a matrix [rows, d] in e4m3 to floats, to[rows][ld]. width: the distance between two rows in `from`, in
  * bytes. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_t width, int rows, int d) {
     memset(to, 0, (size_t)(((rows + 3) & ~3) * ld) * sizeof(float));

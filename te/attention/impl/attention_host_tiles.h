@@ -164,13 +164,13 @@ TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const fl
 
 /* ---- rows and tiles in memory ------------------------------------------------------------------------------------ */
 
-/* Copies n elements of `from`, from index `at` on, to `to`, as floats. */
+/* Copies elements at to at + n - 1 of the array `from` to the array `to`, and converts them to float. */
 TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* Reads `rows` rows of d numbers into to[TE__ATTN_TILE][ld]. at: the index of the first row's first element in `from`;
- * width: the distance between two rows. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
+/* Reads a matrix [rows, d] into to[TE__ATTN_TILE][ld]. at: the index of the matrix's first element in `from`; width:
+ * the distance between two rows. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
                               te_dtype t) {
     for (int r = 0; r < rows; r++) {
@@ -188,9 +188,9 @@ TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d
         for (int c = 0; c < d; c++) to[c] = te_float_of_e4m3(from[c]) * scale;
     for (int c = d; c < ld; c++) to[c] = 0;
 }
-/* Reads `rows` rows of d numbers, multiplies them by `factor` and stores their transpose in to[d][TE__ATTN_TILE], as
- * floats. at: the index of the first row's first element in `from`; width: the distance between two rows. Columns from
- * `rows` on become zeros. */
+/* Reads a matrix [rows, d], multiplies its elements by `factor`, and stores the transpose in to[d][TE__ATTN_TILE], as
+ * floats. at: the index of the matrix's first element in `from`; width: the distance between two rows. The columns of
+ * `to` from column `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_LATENT_DIM];

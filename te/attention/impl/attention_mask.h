@@ -34,7 +34,7 @@ typedef struct te__attn_mask {
     /* how many keys before (left) and after (right) its own position a query sees, or TE_ATTENTION_ALL */
     int left, right;
     /* the number of keys minus the number of queries; in self-attention the constant 0, so that the compiler removes
-     * it */
+     * the additions of `shift` */
     int shift;
 } te__attn_mask;
 

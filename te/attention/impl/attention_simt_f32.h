@@ -26,9 +26,10 @@ template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* The larger one of the row lengths of tiles with D and with V columns. */
+/* The row length of a tile with max(D, V) columns. */
 template <int D, int V> constexpr int te__attn_f32_max_ld(void) { return te__attn_f32_shape<D < V ? V : D, 16>::LD; }
-/* The bytes of shared memory of tiles of Q, of K (later V) and of P with T rows each. A row of P has T + 4 floats. */
+/* The bytes of shared memory of three tiles with T rows each: a tile of Q, a tile of K (later V), and a tile of P. A
+ * row of P has T + 4 floats. */
 template <int D, int V> constexpr int te__attn_f32_forward_bytes(int T) {
     return T * (te__attn_f32_shape<D, 16>::LD + te__attn_f32_max_ld<D, V>() + T + 4) * 4;
 }
@@ -44,8 +45,8 @@ struct te__attn_f32_forward_shape : te__attn_f32_shape<D, te__attn_f32_forward_r
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = te__attn_f32_max_ld<D, V>(), BYTES = te__attn_f32_forward_bytes<D, V>(qk::T);
 };
-/* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. A row of dS has T + 4 floats, rows of the
- * other tiles have LD (te__attn_f32_shape). three: 1 if two of the four tiles Q, dO, K and V use the same memory
+/* The bytes of shared memory of five tiles with T rows each: Q, dO, K, V and dS. A row of dS has T + 4 floats, rows of
+ * the other tiles have LD (te__attn_f32_shape). three: 1 if two of the four tiles Q, dO, K and V use the same memory
  * (te__attn_f32_reloads). */
 template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T, int three) {
     constexpr int BOTH = te__attn_f32_shape<D, 16>::LD + te__attn_f32_shape<V, 16>::LD;

@@ -31,8 +31,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shap
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of dQ
-     * are divided; each slice is computed by WARPS warps. */
+    /* WARPS: how many groups of M * 16 rows a block has. SLICES: the number of slices into which the columns of dQ are
+     * divided. Each warp computes one slice of one group of rows. */
     static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : bytes(2 * M * 16, 16) <= LIMIT ? 2 : 1;
     static constexpr int SLICES = te__attn_slices<D>(), ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
     static constexpr int TILE = bytes(ROWS, 32) <= LIMIT ? 32 : 16, BYTES = bytes(ROWS, TILE);
@@ -271,8 +271,8 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
 }
 
 /* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of dP^T -
- * delta in dS^T. It is P (1 - t^2), where t is the tanh of the softcap (without softcap: P), and has a negative sign if
- * the pair of query and key was dropped. */
+ * delta in dS^T. This factor is P (1 - t^2), where t is the tanh of the softcap, or P without softcap; it has a
+ * negative sign if the pair of query and key was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {

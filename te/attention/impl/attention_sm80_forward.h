@@ -33,8 +33,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(2 * tile);
     }
-    /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of O
-     * are divided; each slice is computed by WARPS warps. */
+    /* WARPS: how many groups of M * 16 rows a block has. SLICES: the number of slices into which the columns of O are
+     * divided. Each warp computes one slice of one group of rows. */
     static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : 2, SLICES = te__attn_slices<V>();
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
     static constexpr int TILE = D <= 128 && bytes(ROWS, 64) <= LIMIT ? 64 : bytes(ROWS, 32) <= LIMIT ? 32 : 16;
@@ -167,7 +167,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
         /* Compute P = exp(S - row_max) and O = rescale O + P V. row_max is finite from the first tile on if every query
-         * sees key 0, which is in the first tile; If some query does not see key 0, te__attn_softmax_offset keeps the
+         * sees key 0, which is in the first tile. If some query does not see key 0, te__attn_softmax_offset keeps the
          * subtraction from yielding NaN. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);

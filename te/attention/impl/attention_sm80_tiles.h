@@ -256,8 +256,8 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
 struct te__attn_score_bias {
     /* the address of the head's bias table; for a relative bias: the address of the head's bias for distance 0 */
     const void *at;
-    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the index of the key at the
-     * query's own position (te__attn_mask.shift), so that query - key is their distance. */
+    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the position of the query
+     * among the keys, i.e. te__attn_mask.shift is added, so that query - key is the distance. */
     int query, key;
     float inverse;  /* 1 / te__attn_score_unit, which converts the bias to the unit of scores */
 };
@@ -517,8 +517,8 @@ template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Returns whether any pair of a query and a key of this tile is not masked. The tile has `rows` queries from q0 on and
- * `keys` keys from k0 on. */
+/* Returns whether the tile has a pair of a query and a key that is not masked. The tile has `rows` queries from q0 on
+ * and `keys` keys from k0 on. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
@@ -529,13 +529,13 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
  * they were null only at run time, there would be a branch where O or a gradient is stored. All registers are in use at
  * that point, and with such a branch the kernels as a whole were 1 to 4% slower. */
 
-/* Returns p->out_scale if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a
- * kernel that has the same members. */
+/* Returns p->out_scale if the kernel has the option fp8_output, else null. p: te_attention_args, or another struct with
+ * the member out_scale. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
-/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a kernel
- * that has the same members. */
+/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or another struct with the
+ * member amax. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
 /* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
  * fp8_output, else null. In cross-attention the address is null, because only dqkv has an amax, and these gradients are
@@ -577,9 +577,9 @@ struct te__attn_destination {
     /* how many of the warp's rows lie in the sequence; only these first `valid` rows are stored */
     int valid;
     float *sum;         /* if not null, receives the sum over the warp's rows for each column */
-    /* If null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */
+    /* If scale is null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */
     const float *scale;
-    /* If not null, *amax becomes the maximum of itself and the largest magnitude of the stored rows, before the
+    /* If amax is not null, *amax becomes the maximum of itself and the largest magnitude of the stored rows, before the
      * multiplication by *scale. */
     float *amax;
 };

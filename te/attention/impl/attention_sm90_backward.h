@@ -28,7 +28,7 @@
 #define TE_ATTENTION_SM90_BACKWARD_H
 
 #include "attention_sm90_backward_2cta.h"     /* te__attn_2cta_consumer: head_dim above 128 */
-#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; the kernel's arguments and traits */
+#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; the kernel's arguments and constants */
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
@@ -59,7 +59,8 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
 }
 
 /* Returns the number of threads of a block of the postprocess kernel: 256, or 192 if head_dim is 96 or 192. A warp
- * processes 32 columns of 16 rows at a time, and the block up to four such groups of 16 rows. */
+ * processes 32 columns of 16 rows at a time; all warps of a block together process all columns of up to four groups of
+ * 16 rows. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
 /* The postprocess kernel: multiplies the f32 sums of dQ by scale and stores them in 16 bits. Unless p->a.sum is null,
  * it also stores column sums of the rounded numbers, one for each column and each group of SUM_ROWS rows. A block

@@ -54,7 +54,7 @@ struct te__attn_bwd_output {
     int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. If
-     * null, the sums are not computed. */
+     * `sum` is null, the sums are not computed. */
     float *sum;
     /* [2, 16] floats of shared memory that belong to this warpgroup; one warp passes column sums to another warp in
      * this memory */
@@ -467,8 +467,8 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    /* After the first step of an item (n = 0) there is no earlier step whose dQ is to be computed; the product is
-     * issued nevertheless, and its result is not used. */
+    /* After the first step of an item (n = 0), there is no earlier step whose dQ is to be computed. The product for dQ
+     * is issued nevertheless, and its result is not used. */
     } else {
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);

@@ -194,8 +194,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     /* Return the index in dq_empty of the mbarrier at which the producer arrives after it has read the dQ that
      * warpgroup `group` stored in step i, so that the slot is free again. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* If the two warpgroups share a slot, the other warpgroup is the next to use the slot, and waits for this
-         * arrival. */
+        /* If the two warpgroups share a slot, the producer arrives at the mbarrier of the other warpgroup, because that
+         * warpgroup uses the slot next. */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the phase parity, in step i, of the mbarriers of that
@@ -646,7 +646,7 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     else te__attn_bulk_add(to, from, bytes);
 }
 /* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to x +
- * COLUMNS - 1 of `box`, which has 64 columns; so x must be 0 if COLUMNS is 64. If first is 1, the function overwrites
+ * COLUMNS - 1 of `box`. A box has 64 columns, so x must be 0 if COLUMNS is 64. If first is 1, the function overwrites
  * the sums in global memory instead of adding to them. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);

@@ -165,7 +165,8 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
 /* A group, i.e. a tile of queries of one KV head with the keys that it sees, and the range of its splits (ranges of
  * consecutive keys) that this block processes. */
 struct te__decode_group : te__decode_keys {
-    int i, kv_head, tile; /* the indices of the sequence, of the KV head, and of the tile among those of the KV head */
+    /* the indices of the sequence, of the KV head, and of the tile among the tiles of the KV head */
+    int i, kv_head, tile;
     /* item: the index, in the work list, of the group's first item; count: the number of the group's items. The items
      * of the group are the splits first_split to first_split + count - 1 of the sequence. */
     int item, count;

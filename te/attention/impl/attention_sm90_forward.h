@@ -490,8 +490,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const te_sequence next_rows = te__attn_fwd_sequence<F>(p, bars, q.stage);
-        /* With a cache, a warpgroup does not multiply if all of its rows lie outside the sequence: a tile of few new
-         * rows may see many keys. */
+        /* With a cache, a warpgroup skips the products if all of its rows lie outside the sequence, because even a tile
+         * with few new rows may see many keys. */
         const int first_row = next.query + group * 64;
         const int is_idle = F::CACHED && next.head >= 0 && (first_row + 64 <= 0 || first_row >= next_rows.count);
         const int has_next = next.head >= 0 && !is_idle, has_output = w.head >= 0;

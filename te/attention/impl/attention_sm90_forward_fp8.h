@@ -31,9 +31,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and of
- * stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is computed by a
- * polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
+/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and the
+ * numbers of stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is
+ * computed by a polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
