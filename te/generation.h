@@ -21,7 +21,7 @@
  * The caller provides all memory. A step allocates nothing, and on CUDA it waits only for the step before it. Steps in
  * which all sequences decode are replayed from captured graphs, for 1, 2, 4, .. sequences. On the host target a step is
  * complete when te_generation_step returns. docs/inference.md says when a sequence has bitwise identical results in
- * every batch. /
+ * every batch.
  */
 #ifndef TE_GENERATION_H
 #define TE_GENERATION_H

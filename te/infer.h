@@ -12,7 +12,7 @@
  * that another program has measured (te_gemm_load).
  *
  * All kinds of op lists can be used. For a list with a collective, also include te/comm/collective.h. For a list under
- * an FP8 recipe, also include te/optim/recipes.h; the recipe for inference is fp8_row. /
+ * an FP8 recipe, also include te/optim/recipes.h; the recipe for inference is fp8_row.
  */
 #ifndef TE_INFER_H
 #define TE_INFER_H

@@ -21,7 +21,7 @@
  * This header also has small kernels that run before or after forward and backward: TE_ATTENTION_RELATIVE_BIAS,
  * TE_ATTENTION_SINKS_GRAD and TE_ATTENTION_MAX_LOGIT. TE_ATTENTION_DBIAS, in impl/attention_cuda.h and
  * impl/attention_host.h, computes the gradient of a score bias. Attention over a key-value cache,
- * TE_ATTENTION_CACHED_OF, is in impl/attention_cached.h. /
+ * TE_ATTENTION_CACHED_OF, is in impl/attention_cached.h.
  */
 #ifndef TE_ATTENTION_KERNELS_H
 #define TE_ATTENTION_KERNELS_H

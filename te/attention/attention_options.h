@@ -103,8 +103,8 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  * only one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
-/* Returns the index, over all ranks, of a head of this call. head: the index of the head in the call, sequence * heads
- * + head. */
+/* Returns the index, over all ranks, of a head of this call. head: the index of the head in the call, which is
+ * sequence * heads + (index of the head in its sequence). */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }

@@ -21,7 +21,7 @@
  * Lengths, page tables and the list of free pages are arrays in device memory, which the host never reads. Therefore
  * one captured graph of te_cache_begin and the models works for all lengths. If a sequence of a batch does not fit (no
  * free page, more than `capacity` tokens, or a slot that does not exist), it stays as it was, the results of its rows
- * are zeros, and te_cache_check reports the error. /
+ * are zeros, and te_cache_check reports the error.
  */
 #ifndef TE_CACHE_H
 #define TE_CACHE_H

@@ -16,7 +16,7 @@
  * int4 in blocks of 32 is q4_0. int8 has one scale for each row. All values are exact in f32, or are rounded once.
  *
  * Source: ggml-common.h and ggml-quants.c of llama.cpp, and the Python package gguf, whose values tests/quant_gguf.sh
- * compares bit by bit; mxfp4: OCP Microscaling Formats (MX) v1.0. te/io/quantized_file.h reads GPTQ and AWQ. /
+ * compares bit by bit; mxfp4: OCP Microscaling Formats (MX) v1.0. te/io/quantized_file.h reads GPTQ and AWQ.
  */
 #ifndef TE_BLOCK_FORMATS_H
 #define TE_BLOCK_FORMATS_H

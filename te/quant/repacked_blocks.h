@@ -20,7 +20,7 @@
  *
  * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
  * % 4, these are columns 8 t to 8 t + 7 or, in q6_k, 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3. Codes i and i + 1 of
- * the eight, for even i, are stored 16 bits apart, so that one mask extracts both. /
+ * the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H

@@ -7,7 +7,6 @@
  *             attention_cuda.h, as for forward). In all other cases, one kernel stores the new rows in the cache, then
  *             the forward kernel for sm_80 or, in f32, that of attention_simt_f32.h runs.
  *     host    The forward kernel of attention_host.h, which reads the cache.
- * /
  */
 #ifndef TE_ATTENTION_CACHED_H
 #define TE_ATTENTION_CACHED_H

@@ -8,7 +8,6 @@
  *                      in forward, there is no max_logit; in cross-attention, each query sees a key; in backward, there
  *                      is scratch memory. Else attention_sm80_forward.h and attention_sm80_backward.h (mma.sync).
  *     over a cache     attention_cached.h
- * /
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_CUDA_H

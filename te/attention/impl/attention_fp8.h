@@ -21,7 +21,7 @@
  * it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
  *
  * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
- * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation. /
+ * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
  */
 #ifndef TE_ATTENTION_FP8_H
 #define TE_ATTENTION_FP8_H

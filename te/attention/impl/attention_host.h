@@ -9,7 +9,7 @@
  *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K.
  *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q.
  * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
- * the processor's rate of multiply-adds. / /
+ * the processor's rate of multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H

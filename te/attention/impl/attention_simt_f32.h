@@ -7,7 +7,7 @@
  * for every 64 multiply-adds.
  *
  * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
- * the f32 rate of the CUDA cores. /
+ * the f32 rate of the CUDA cores.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SIMT_F32_H

@@ -11,7 +11,7 @@
  * and dK of the dkdv kernel, where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that
  * computes S and dP only once needs 10 * n flops. If the head size of v is not head_dim, it takes the place of head_dim
  * in the flops of dP and dV. P and dS are rounded to the dtype for their products. Measurements:
- * docs/notes/attention.md. / /
+ * docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H

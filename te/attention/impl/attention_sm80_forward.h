@@ -8,12 +8,12 @@
  * shared memory for two products; with 16 queries, the bandwidth of shared memory would be the limit instead of the
  * tensor cores.
  *
- * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads)
- * * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs from head_dim, replace 2 * head_dim
- * by head_dim + V in both formulas. At seq 1024 and head_dim 64 there are 500 flops for each byte, so the kernel is
- * compute-bound. In addition there are seq^2 exponentials for each head; a multiprocessor computes 16 of them in a
- * clock, so at head_dim 64 the exponentials take two thirds of the time of the products. Measurements:
- * docs/notes/attention.md. /
+ * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and memory traffic of
+ * 2 * (2 * heads + 2 * kv_heads) * batch * seq * head_dim bytes; if the head size V of v differs from head_dim, replace
+ * 2 * head_dim by head_dim + V in both formulas. At seq 1024 and head_dim 64 there are 500 flops for each byte, so the
+ * kernel is compute-bound. In addition there are seq^2 exponentials for each head; a multiprocessor computes 16 of them
+ * in a clock, so at head_dim 64 the exponentials take two thirds of the time of the products. Measurements:
+ * docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_FORWARD_H

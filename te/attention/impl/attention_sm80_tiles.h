@@ -17,7 +17,7 @@
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
  * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
- * options (attention_options.h). /
+ * options (attention_options.h).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_TILES_H

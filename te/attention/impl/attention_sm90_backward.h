@@ -21,7 +21,7 @@
  * delta, te__attn_bwd_folds_stats) and 2880 cycles of shared memory, at 128 bytes a cycle: 544 for each of the products
  * S and dP, whose operands, and lse or delta, are all read from shared memory; 384 for the product dQ; 512 for dV and
  * dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and dS.
- * Measurements: docs/notes/attention_sm90.md. /
+ * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H

@@ -21,7 +21,7 @@
  * the tensor cores and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ;
  * 512 for writing dQ and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A
  * step reads 64 KB from the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664
- * cycles of the tensor cores and 2112 of shared memory. /
+ * cycles of the tensor cores and 2112 of shared memory.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H

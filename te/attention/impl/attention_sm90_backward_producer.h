@@ -5,9 +5,10 @@
  * added their dQ to it. A block waits until the key tiles before its own have added their dQ, adds its own, waits until
  * the sum is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing
  * has to be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last
- * bits of dQ may vary. Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the
- * next band of every head. Bands whose keys are seen by more queries come first. The key tiles of a band add their dQ
- * to a tile of queries in the order in which they reach it (DASH, arXiv 2601.21824):
+ * bits of dQ may vary.
+ * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
+ * head. Bands whose keys are seen by more queries come first. The key tiles of a band add their dQ to a tile of queries
+ * in the order in which they reach this tile of queries (DASH, arXiv 2601.21824):
  *   - causal mask or sliding window: the last key tile of a band is scheduled first. Each key tile begins with the
  *     first tile of queries that sees it, and goes on to the last one.
  *   - full attention (no mask): the last key tile of a band is scheduled first. The key tiles begin at different
@@ -17,9 +18,9 @@
  * Waiting for the dQ of other key tiles cannot deadlock. With a mask, a block waits only for key tiles that were
  * scheduled before its own. In full attention it may also wait for a key tile of the same band that is scheduled later.
  * Some block takes that key tile: a band has no more key tiles than there are blocks, and no block takes its next key
- * tile before it has added every dQ for which other key tiles of its band may wait. With varlen each sequence has its
- * own bands. Some indices of the schedule belong to no key tile (te_sequence_tiles); blocks skip them. All blocks
- * derive the same key tiles from cu_seqlens, even if its values are invalid. /
+ * tile before it has added every dQ for which other key tiles of its band may wait.
+ * With varlen each sequence has its own bands. Some indices of the schedule belong to no key tile (te_sequence_tiles);
+ * blocks skip them. All blocks derive the same key tiles from cu_seqlens, even if its values are invalid.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_PRODUCER_H

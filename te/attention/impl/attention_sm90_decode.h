@@ -19,7 +19,7 @@
  * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for
  * each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
  * ends (te_kernel_wait), and the L2 evicts copied pages first, so that they do not displace the partial results.
- * Measurements: docs/notes/attention_decode.md. /
+ * Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H

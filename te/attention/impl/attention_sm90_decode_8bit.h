@@ -11,9 +11,10 @@
  *
  * The scale of a key is multiplied into its scores, and the scale of a value into P. The product of P and scale is
  * rounded to bf16, also in lists of f16: bf16 has the range of f32, so that no scale is too large or too small. New
- * rows are rounded to 8 bits before they are used, as attention_options.h defines. Lower bound of the run time: one
- * read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each token; the 8 bytes are the scales of
- * a key and of a value. /
+ * rows are rounded to 8 bits before they are used, as attention_options.h defines.
+ *
+ * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each
+ * token; the 8 bytes are the scales of a key and of a value.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_8BIT_H

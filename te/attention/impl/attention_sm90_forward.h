@@ -21,7 +21,7 @@
  * replace 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so
  * that from some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials,
  * of which a multiprocessor computes 16 in a clock; at head size 64 the exponentials take as long as the products.
- * Measurements: docs/notes/attention_sm90.md. /
+ * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_H

@@ -19,7 +19,7 @@
  * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
  * products. Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
- * Measurements: docs/notes/attention_sm90.md. /
+ * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_FP8_H

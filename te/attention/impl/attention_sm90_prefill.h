@@ -13,7 +13,7 @@
  * P of a masked key is 0, and its product with an infinity or a NaN would be NaN.
  *
  * Lower bound of the work: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees.
- * Measurements: docs/notes/attention_decode.md. /
+ * Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_PREFILL_H

@@ -1,6 +1,7 @@
 /* cache_tables.h -- te_cache, the struct of a key-value cache, and the functions by which ops read it: where the keys
  * and values of an attention are, and how many tokens of each sequence are cached. The functions that initialise and
- * change a cache are in te/cache/cache.h, which te/te.h leaves out. / */
+ * change a cache are in te/cache/cache.h, which te/te.h leaves out.
+ */
 #ifndef TE_CACHE_TABLES_H
 #define TE_CACHE_TABLES_H
 
