@@ -476,7 +476,7 @@ typedef struct te_attention_args {
     void *scratch;
     /* batch: the number of sequences; seq: the number of tokens of each (with cu_seqlens: an upper bound of it) */
     int batch, seq;
-    /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
+    /* the scores are scale * q k^T; scale is often 1 / sqrt(head_dim) */
     float scale;
     /* The arguments of dropout. rng: the random state of this forward pass, in target memory; if null, nothing is
      * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: which of the heads

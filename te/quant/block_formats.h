@@ -93,7 +93,7 @@ TE_API uint32_t te__read_u32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 TE_API float te__read_f32(const uint8_t *p) { return te_float_of_bits(te__read_u32(p)); }
-/* Returns the scale of a row in int8, which is stored behind the row's `cols` codes. Returns 1 for all other
+/* Returns the scale of a row in int8. The scale is stored behind the row's `cols` codes. Returns 1 for all other
  * formats. */
 TE_API float te__row_scale(const void *row, int64_t cols, te_block_format f) {
     return f == TE_BLOCK_int8 ? te__read_f32((const uint8_t *)row + cols) : 1.0f;
@@ -116,8 +116,8 @@ TE_API const int8_t *te__e2m1_twice(void) {
     static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     return twice;
 }
-/* Returns the number of values of a group, which have a common scale. A block of 64 or 128 values is divided into
- * groups of 32 with equal scales. */
+/* Returns the number of values of a group. The values of a group have a common scale. A block of 64 or 128 values is
+ * divided into groups of 32 with equal scales. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
 /* Return whether the format has offsets besides scales. */
 TE_API int te__block_has_offset(te_block_format f) {

@@ -319,8 +319,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            /* after this barrier all threads have read the operand tiles of the products, whose memory may be
-             * overwritten */
+            /* after this barrier, all threads have read the operand tiles of the products, so the memory of these tiles
+             * may be overwritten */
             __syncthreads();
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();

@@ -38,9 +38,10 @@ typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES
 enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* TE__ATTN_PADDED: the row length of a tile of q, k or v, which is a multiple of 32. TE__ATTENTION_FLOATS: the number
- * of floats of a block's scratch memory. This memory is enough for every kernel; the dkdv kernel needs the most, namely
- * three tiles with rows of head_dim numbers, three with rows of value_dim numbers, and two tiles of scores. */
+/* TE__ATTN_PADDED: the row length of a tile of q, k or v: the head size, rounded up to a multiple of 32.
+ * TE__ATTENTION_FLOATS: the number of floats of a block's scratch memory. This memory is enough for every kernel; the
+ * dkdv kernel needs the most, namely three tiles with rows of head_dim numbers, three with rows of value_dim numbers,
+ * and two tiles of scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
@@ -294,7 +295,7 @@ typedef struct te__attn_score_bias {
 } te__attn_score_bias;
 /* Adds the score bias, times log2(e), to a vector of scores. If by_key is 1, the vector has the scores of one query and
  * consecutive keys, beginning with `key`; if by_key is 0, the scores of one key and consecutive queries, beginning with
- * `query`. For pairs outside a bias table, which lie past the end of the sequence, 0 is added. */
+ * `query`. Pairs outside a bias table lie past the end of the sequence; 0 is added to their scores. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
     const te_attention_args *const a = from->a;

@@ -358,7 +358,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
 }
 
 /* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q. Grid: (batch * kv_heads, tiles of keys). Shared memory
- * holds Q, dO, K, V and P, which dS later overwrites. With RELOADS, dO uses the memory of Q. */
+ * holds Q, dO, K, V and P; dS later overwrites P. With RELOADS, dO uses the memory of Q. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -454,8 +454,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         float s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        /* after this barrier all threads have read the tiles of the previous sequence, whose memory may be
-         * overwritten */
+        /* after this barrier, all threads have read the tiles of the previous sequence, so the memory of these tiles
+         * may be overwritten */
         __syncthreads();
         te__attn_f32_load<C, D, ALIGNED>(tile.q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
         te__attn_f32_load<CV, V, ALIGNED>(tile.dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,

@@ -8,7 +8,7 @@
  *     te__attn_pack_all<T, M, N>(p, s);
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
- * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma, or above 256 to a
+ * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16 (the depth of an mma) or, above 256, to a
  * multiple of 32. The columns from D on are filled with zeros in shared memory, and are not stored to global memory.
  * Above 256, two warps compute the same scores, and each of them computes half of the columns of the output, because a
  * thread has too few registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by
@@ -591,7 +591,8 @@ TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__a
                                const float (&factor)[M][2], unsigned char *tile, int slice) {
     constexpr int SLICE = te__attn_slice<D>(), SLICES = te__attn_slices<D>(), COLUMNS = SLICES == 1 ? D : SLICE;
     constexpr int ROW = (int)te__attn_row_bytes<SLICE>();
-    /* first: the first column of the slice; columns: how many it has, which may be fewer in the last slice */
+    /* first: the first column of the slice; columns: the number of columns of the slice; the last slice may have
+     * fewer */
     const int first = SLICES == 1 ? 0 : slice * SLICE, columns = SLICES == 1 || slice == 0 ? COLUMNS : D - SLICE;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();

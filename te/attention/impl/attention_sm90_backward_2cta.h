@@ -133,7 +133,7 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
     te__wgmma_commit();
 }
 /* Waits until both blocks' dS of step j is in this block's shared memory, then issues the product for warpgroup G's
- * columns of dQ, which sums over all 128 keys, 64 of each block. */
+ * columns of dQ. This product sums over all 128 keys, 64 of each block. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
     const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;

@@ -161,8 +161,9 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 /* The contents of a block's shared memory. A place is the memory for one group (a tile of queries with the keys that it
  * sees) that the producer has passed to the consumers, and for the group's queries. */
 struct te__decode_memory {
-    /* stages: the address of the ring's first stage; full, empty: the addresses of two arrays of mbarriers, one for
-     * each stage, which signal that the stage is filled (full), or has been read (empty) */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of two arrays with one mbarrier for
+     * each stage; the mbarriers of `full` signal that a stage is filled, and the mbarriers of `empty` signal that a
+     * stage has been read */
     uint32_t stages, full, empty;
     /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
      * place is filled, or that the consumers have finished its group */
@@ -194,8 +195,7 @@ struct te__decode_producer {
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
-    /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
-     * consumers */
+    /* the current group (a tile of queries with its keys), which the producer has passed to the consumers */
     te__decode_group g;
     /* at: the index of the current split among the splits of g; end: the end of this block's range of the work list,
      * i.e. one more than the index of the block's last split */
@@ -275,7 +275,7 @@ struct te__decode_producer {
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
 /* Returns the address of 16-byte chunk `chunk` (0 to 7) of row `row` of a matrix [rows, D] of 16-bit elements in shared
- * memory, which is swizzled as in the cache (te_attention_cache). */
+ * memory. The matrix is swizzled as in the cache (te_attention_cache). */
 template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
@@ -358,7 +358,7 @@ TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *
         }
     }
 }
-/* Returns the maximum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
+/* Returns the maximum of v over the lanes with the same lane % 4. These lanes hold the same rows and different keys. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
@@ -544,8 +544,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * (ROWS * D * 2), g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
-        /* Let the next kernel start only now, so that its loads of weights do not delay this kernel's load of
-         * queries. */
+        /* Let the next kernel start only now: its loads of weights must not delay this kernel's load of queries. */
         if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<V / 16, NT> of_warp;
@@ -597,12 +596,12 @@ TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode
     }
 }
 
-/* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
- * resident, at most TE__DECODE_MAX_BLOCKS; for a small batch a cluster for each group, whose blocks exchange their
- * partial results through shared memory, so that the second kernel is not needed. The producer copies keys and values
- * without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache visible. The keys
- * and values of new rows (tokens of this call) are not in the cache yet. At their places in the cache the producer
- * copies whatever is there, and the consumers overwrite this data in shared memory. */
+/* The first of the two kernels of decoding. It processes all splits of the keys. Grid: as many blocks as can be
+ * resident, at most TE__DECODE_MAX_BLOCKS; for a small batch, one cluster for each group. The blocks of a cluster
+ * exchange their partial results through shared memory, so that the second kernel is not needed. The producer copies
+ * keys and values without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache
+ * visible. The keys and values of new rows (tokens of this call) are not in the cache yet. At their places in the cache
+ * the producer copies whatever is there, and the consumers overwrite this data in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>();

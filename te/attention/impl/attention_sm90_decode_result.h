@@ -56,7 +56,7 @@ struct te__decode_result {
 };
 
 TE_FN void te__decode_consumers_sync(void) { asm volatile("bar.sync 1, %0;" ::"n"(TE__DECODE_WARPS * 32) : "memory"); }
-/* Returns the sum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
+/* Returns the sum of v over the lanes with the same lane % 4. These lanes hold the same rows and different keys. */
 TE_FN float te__decode_sum_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
@@ -290,7 +290,7 @@ struct te__decode_cluster : te__decode_cluster_size<FRAGMENTS, NT> {
                       make_float4(r.max[n][0], r.max[n][1], r.sum[n][0], r.sum[n][1]));
         }
     }
-    /* Loads fragment f, which this block merges, of a split. */
+    /* Loads fragment f of the result of a split. This block merges fragment f of all splits. */
     __device__ __forceinline__ void receive(te__decode_result<1, NT> &r, int split, int f) const {
         const int lane = (int)threadIdx.x % 32, t = lane % 4, place = split * of_block() + f / blocks;
         TE_UNROLL for (int n = 0; n < NT; n++) {

@@ -63,7 +63,8 @@ struct te__decode_batch {
      * how many tokens of a sequence were in the cache before its new rows; slot: the index of a sequence among those of
      * the cache. The first three arrays have count + 1 elements, the others count. */
     const int *first_split, *first_stage, *first_row, *past, *slot;
-    /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
+    /* count: the number of sequences; heads: the number of groups of a sequence, i.e. the number of KV heads times
+     * `tiles` */
     int count, heads;
     /* tiles: the number of tiles of queries that one KV head of a sequence has; items: the number of splits of all
      * groups, i.e. the length of the work list */
@@ -252,8 +253,8 @@ TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &
     while (n.begin(block, blocks) > g.item) block--;
     return block;
 }
-/* Returns the address of a slot, which holds the partial result of each split of a group. floats: the size of a partial
- * result, in floats. */
+/* Returns the address of a slot. A slot holds the partial results of all splits of a group. floats: the size of a
+ * partial result, in floats. */
 TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
     return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity) * floats;
 }

@@ -92,8 +92,8 @@ typedef struct te__attn_fwd_params {
     float *amax;            /* with the option fp8_output, receives the amax of out (te_attention_args.amax) */
     float *lse;        /* the log-sum-exp, [batch, heads, seq] (with varlen [heads, rows]), or null */
     uint32_t
-        /* A counter of the tiles that blocks have taken in addition to their first one. It is 0 before and after a
-         * launch. If the pointer is null, blocks take tiles in a fixed order. */
+        /* A counter of the tiles that blocks have taken in addition to the first tile of each block. The counter is 0
+         * before and after a launch. If tickets is null, blocks take tiles in a fixed order. */
         *tickets;
     int all_heads;     /* the number of query heads of all sequences together */
     int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
@@ -119,7 +119,8 @@ typedef struct te__attn_fwd_params {
      * keys and values.) */
     int kv_seq;
 } te__attn_fwd_params;
-/* The arguments of the kernel if v has another head size than k: common.kv maps only the keys, and `v` the values. */
+/* The arguments of the kernel if k and v have different head sizes. common.kv is then the tensor map of the keys, and
+ * `v` is the tensor map of the values. */
 typedef struct te__attn_fwd_value_params {
     te__attn_fwd_params common;
     CUtensorMap v;
@@ -362,7 +363,7 @@ TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeli
 }
 /* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if this was the
  * last tile of keys for the current queries; then each lane also releases the stage of Q and the entry of this stage in
- * te__attn_fwd_barriers, which the lane has copied. */
+ * te__attn_fwd_barriers, because the lane has copied the entry. */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);

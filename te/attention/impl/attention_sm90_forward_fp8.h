@@ -375,8 +375,8 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* The body of a consumer warpgroup of the FP8 forward, which computes O of 64 queries of one tile of queries after
- * another. */
+/* The body of a consumer warpgroup of the FP8 forward. The warpgroup computes O of 64 queries of one tile of queries
+ * after another. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {

@@ -85,8 +85,8 @@ template <int N> struct te__wgmma_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
-/* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, the function
+/* wgmma is asynchronous: it reads and writes registers after the instruction was issued, and the compiler does not know
+ * this. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, the function
  * keeps the compiler from moving the initialisation of the registers below that fence; called after the wait for the
  * wgmma, it keeps the compiler from moving the first use of the registers above that wait (CUTLASS's
  * warpgroup_fence_operand). */
@@ -104,7 +104,7 @@ TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int box_bytes, int row
     const uint64_t next_box = (uint64_t)(box_bytes >> 4), next_rows = (uint64_t)(rows8_bytes >> 4);
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* Returns the descriptor of a tile with `rows` rows in each box, whose boxes are contiguous in shared memory. */
+/* Returns the descriptor of a tile whose boxes have `rows` rows each and are contiguous in shared memory. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     return te__attn_tile_descriptor(address, rows * 128, 1024);
 }
