@@ -160,8 +160,8 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 /* The options of an attention that has no option except causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-/* Defines name##_variant, the options as the kernels need them: on CUDA a type, the template argument F of the kernels;
- * on the host a function that returns a te__attn_variant. */
+/* Defines name##_variant, through which the kernels read the options. On CUDA it is a type, which the kernels take as
+ * the template argument F; on the host it is a function that returns a te__attn_variant. */
 #define TE__ATTENTION_VARIANT(name, options) \
     TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
@@ -252,7 +252,7 @@ typedef struct te_attention_options {
     int window_left, window_right;
     float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
     int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
-    /* The options with the same names at the top of this file describe these members. */
+    /* For the meaning of these members, see the options of the same names at the top of this file. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
     /* how many elements of each value are stored in a row of qkv and in a cache: value_dim, or 0 if values are parts of
@@ -308,9 +308,9 @@ typedef struct te_attention_cache {
      * blocks of a cluster. It is 0 if there are no clusters. Set when the kernel is launched. */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
-    /* Only for storing new rows: after the last value of each sequence of the batch, rows of zeros are stored, until
-     * the number of rows is a multiple of zero_rows or the page ends. If zero_rows is 0, no rows of zeros are stored.
-     * Set when the kernels are launched. */
+    /* Only for storing new rows: after the last value of each sequence of the batch, rows of zeros are stored, up to a
+     * number of rows that is a multiple of zero_rows, or up to the end of the page. If zero_rows is 0, no rows of zeros
+     * are stored. Set when the kernels are launched. */
     int zero_rows;
     /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most short_rows
      * new rows, and the other kernel processes the sequences with more. If short_rows is 0, one kernel processes all

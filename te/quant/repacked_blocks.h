@@ -92,9 +92,9 @@ TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
 }
 /* Store the code of row `row` and column `col` of a group. low, high: the addresses of the group's two parts. Each byte
  * of `low` has four bits of two codes, one from each of the lane's two rows; the code of the first row is in the low
- * half of the byte. If codes have five or six bits, `low` has the lowest four bits of codes in the first row and the
- * highest four bits of codes in the second row, so that the bits of a code are adjacent when te__cell_codes merges
- * `low` with `high`, which has the remaining bits. */
+ * half of the byte. If codes have five or six bits, `low` has the lowest four bits of a code of the first row, but the
+ * highest four bits of a code of the second row; `high` has the remaining bits. With this choice the bits of a code are
+ * adjacent when te__cell_codes merges `low` and `high`. */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
     const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;

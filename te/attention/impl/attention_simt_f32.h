@@ -1,10 +1,10 @@
 /* attention_simt_f32.h -- attention forward and backward in f32 (not TF32), on CUDA cores, for any head sizes up to
  * 512.
  *
- * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. For i, j = 0, 1, .., thread (y,
- * x) computes, in rows y + 16 i, columns x + 16 j of a tile of scores, and columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3
- * of an output. A product reads 4 columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16 bytes
- * for every 64 multiply-adds.
+ * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes elements
+ * in the rows y, y + 16, y + 32 and so on. In a tile of scores, these are the elements in columns x, x + 16 and so on;
+ * in an output, these are groups of four columns, which begin at columns 4 x, 4 (x + 16) and so on. A product reads 4
+ * columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16 bytes for 64 multiply-adds.
  *
  * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
  * the f32 rate of the CUDA cores.

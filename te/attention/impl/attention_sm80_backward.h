@@ -92,8 +92,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            /* the sum of this lane's terms of rowsum(dO * O): a row has four lanes, and each adds up 8 of every 32
-             * numbers */
+            /* the sum of this lane's terms of rowsum(dO * O): four lanes share a row, and each lane adds up 8 of every
+             * 32 numbers */
             float delta = 0;
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
@@ -222,16 +222,16 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* Returns where the rows of V (is_v = 1) or K (is_v = 0) of a pair of warps begin in shared memory, in bytes from the
- * start of the tile of K. row: the first row of the pair of warps, counted from the block's first key; rows: the number
- * of keys of the block. */
+/* Returns the offset, in bytes, from the tile of K in shared memory to the rows of V (is_v = 1) or K (is_v = 0) that
+ * belong to a pair of warps. row: the first row of the pair of warps, counted from the block's first key; rows: the
+ * number of keys of the block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Reinterprets the array `sum`, which is large enough for the larger of head_dim and V, as the accumulators of one
- * slice of a head of size N. No data is moved. */
+/* Returns the array `sum` as the accumulators of one slice of a head of size N, where N is head_dim or V. `sum` is
+ * large enough for the larger of these sizes. No data is moved. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_slice<N>() / 8][4] {
     return *(float (*)[M][te__attn_slice<N>() / 8][4])(void *)&sum[0][0][0];

@@ -98,9 +98,9 @@ template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
-/* The bytes of shared memory that the kernel of the gradient of a relative bias needs in addition to the tiles: for
- * each diagonal of a tile of `rows` by `tile` scores its sum and the index of its bucket, and for each bucket a sum; 4
- * bytes each. */
+/* The bytes of shared memory that the kernel for the gradient of a relative bias needs in addition to the tiles. A tile
+ * has `rows` by `tile` scores. For each diagonal of a tile, the kernel stores a sum and the index of a bucket, and for
+ * each bucket a sum, of 4 bytes each. */
 template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
     return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
 }

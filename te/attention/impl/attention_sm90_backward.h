@@ -152,8 +152,9 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
     /* WARP: how many lanes of a warp arrive at an mbarrier; CONSUMERS: how many lanes of both consumer warpgroups
      * together arrive */
     enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP };
-    /* how many lanes arrive to signal that a tile of dQ is in shared memory: the lanes of one warpgroup, if one
-     * warpgroup computes the whole tile, or of both warpgroups, if each computes half of it */
+    /* how many lanes arrive to signal that a tile of dQ is in shared memory. Either one warpgroup computes the whole
+     * tile, and its lanes arrive, or each of the two warpgroups computes half of the tile, and the lanes of both
+     * arrive. */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
     /* How many lanes of a block arrive to signal that they have read a work item (the index of a key tile): lanes of
      * the eight consumer warps, and of the three producer warps that do not write the work items. */

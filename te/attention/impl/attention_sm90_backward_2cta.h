@@ -30,10 +30,10 @@
 #include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_softmax, te__attn_bwd_ds and the GEMMs */
 
 /* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ (64 columns), and 16
- * for P or dS in 16 bits. If enough registers are left, K or V is held in registers, too. Shared memory at head size
- * 256: 64 KB for K and V, 16 KB for two boxes (64 columns each) of the other block's K, 64 KB for Q (two stages), 32 KB
- * for dO, 32 KB for dS, and 16 KB for dQ; together 224 of 227 KB. dO has only one stage, because dO of a step is needed
- * only from the product for dP to the product for dV of this step. */
+ * for P or dS in 16 bits. If enough registers are left, K or V is held in registers, too.
+ * Shared memory at head size 256: 64 KB for K and V, 16 KB for two boxes (64 columns each) of the other block's K, 64
+ * KB for Q (two stages), 32 KB for dO, 32 KB for dS, and 16 KB for dQ; together 224 of 227 KB. dO has only one stage,
+ * because dO of a step is needed only from the product for dP to the product for dV of this step. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 

@@ -130,8 +130,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    /* the number of rows of dK or dV that are added up to one row of te_attention_args.sum, from which a bias gradient
-     * is computed: the rows of one warp, or of two */
+    /* the number of rows of dK or dV, computed by one warp or by two, that are added up to one row of
+     * te_attention_args.sum; from these sums a bias gradient is computed */
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
     /* PREFETCH: 1 if a lane loads lse and delta from shared memory to registers before S or dP is complete. The other
      * kernels do not have enough registers for this, or do not need it (FOLDED). */
@@ -169,8 +169,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 
     /* With clusters of two blocks (TWO_CTA): return how many columns of dQ warpgroup `group` of a block computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* With clusters of two blocks (TWO_CTA): return the box of dQ (64 columns) of which warpgroup `group` of block
-     * `rank` computes all columns or, if dq_columns is 32, half of them. */
+    /* With clusters of two blocks (TWO_CTA): return the box of dQ (64 columns) that warpgroup `group` of block `rank`
+     * computes. If dq_columns is 32, the warpgroup computes only half of the columns of this box. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
@@ -209,10 +209,10 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 /* Return whether -lse / scale and -delta are folded into the products for S and dP. If so, all operands get sixteen
  * more columns. The additional columns of Q and dO hold -lse / scale or -delta of each query, split into three terms in
  * bf16 whose sum has all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a
- * term, and zeros elsewhere. For each tile of queries the additional columns take 128 more cycles of the tensor cores
- * (both warpgroups run one more wgmma for S and one for dP, of 32 cycles each), but the loads of lse and delta from
- * shared memory, which is the bottleneck, take 192 cycles less. Nothing is folded if an option needs S before lse is
- * subtracted, nor in f16, whose range is too small. */
+ * term, and zeros elsewhere. For each tile of queries the additional columns take 128 more cycles of the tensor cores:
+ * both warpgroups run one more wgmma for S and one for dP, of 32 cycles each. But the loads of lse and delta take 192
+ * fewer cycles of shared memory, and shared memory is the bottleneck. Nothing is folded if an option needs S before lse
+ * is subtracted, nor in f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -303,11 +303,11 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* Returns how many key tiles add their dQ to this tile of queries before `item` does: the key tiles of earlier bands,
- * and the key tiles of the same band that reach this tile of queries before `item` does. In cross-attention there may
- * be more key tiles than tiles of queries, so that several key tiles begin at the same tile of queries; of these, the
- * key tile with the larger index adds first. Without a mask, cross-attention has no formula for the count: LANES lanes
- * of a warp count the key tiles together. seq: the number of queries of the sequence. */
+/* Returns how many key tiles add their dQ to this tile of queries before `item` does. These are the key tiles of
+ * earlier bands, and the key tiles of the same band that reach this tile of queries earlier than `item`. In
+ * cross-attention there may be more key tiles than tiles of queries, so that several key tiles begin at the same tile
+ * of queries; of these, the key tile with the larger index adds first. Without a mask, cross-attention has no formula
+ * for the count: LANES lanes of a warp count the key tiles together. seq: the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -332,15 +332,15 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        /* the last key tile of the band that begins at this tile of queries or at an earlier one */
+        /* the last of the band's key tiles that begin at this tile of queries or at an earlier tile of queries */
         last < item.band_last ? last : item.band_last;
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
 /* Return the address of the sums of dQ (f32) of a head, in box `box` of 64 columns, from row `row` on. Each complete
- * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: 16 bytes of each of a warpgroup's
- * 128 lanes, then the next 16 bytes of each lane, and so on eight times. The remaining queries of a sequence, fewer
- * than 64, are stored as [queries, 64]. */
+ * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: first the first 16 bytes of each
+ * of a warpgroup's 128 lanes, then the second 16 bytes of each lane, and so on, eight times in all. The remaining
+ * queries of a sequence, fewer than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }

@@ -431,7 +431,7 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                      : "memory");
     }
-    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
+    /* order these stores before the producer's next copy to the stage: the copy (TMA) uses the async proxy */
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }
@@ -456,8 +456,9 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
-/* Loads the key and the value of the first new row into the L1, because the later loads by te__decode_stage_new and
- * te__decode_append would take microseconds while the memory is busy. Returns the index of the page of that row. */
+/* Prefetches the key and the value of the first new row into the L1. Without the prefetch, the loads in
+ * te__decode_stage_new and te__decode_append would take microseconds while the memory is busy. Returns the index of the
+ * page of the first new row. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_value_dim<D, F>();

@@ -101,8 +101,8 @@ template <int D> struct te__decode8_lane {
     }
 };
 /* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 k to 16 k
- * + 15, in the order in which te__decode8_products has the dimensions of the keys: with t = lane % 4, a lane's first
- * register has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
+ * + 15, in the same order as the keys in te__decode8_products: with t = lane % 4, the first register of a lane has
+ * dimensions 4 t and 4 t + 2, and the second register has 4 t + 1 and 4 t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
@@ -261,7 +261,7 @@ TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_gr
             *(uint2 *)((uint8_t *)a->cache.pages + to + at) = make_uint2(n.numbers[0], n.numbers[1]);
         if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
     }
-    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
+    /* order these stores before the producer's next copy to the stage: the copy (TMA) uses the async proxy */
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }

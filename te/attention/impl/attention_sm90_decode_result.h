@@ -180,7 +180,7 @@ struct te__decode_pair {
 /* Returns a pair of adjacent elements of O that this lane stores. o: the lane's accumulators of a fragment of O^T (16
  * columns of O; rows 8 n to 8 n + 7), which make two pairs; i: the index of the pair, 0 or 1. scale: the factors of the
  * lane's two rows. With a cache of 16 bits, o has one column of each of two rows, so the lanes of neighbouring columns
- * exchange elements: a lane whose g = lane / 4 is even gets two columns of its first row, a lane with an odd g two
+ * exchange elements: if g = lane / 4 is even, the lane gets two columns of its first row; if g is odd, it gets two
  * columns of its second row. With a cache of 8 bits each lane already has two adjacent columns of both rows
  * (attention_sm90_decode_8bit.h). */
 template <te_dtype T, class F>

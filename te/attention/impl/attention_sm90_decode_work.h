@@ -58,10 +58,10 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
  * first_split[i] splits that contain a key that at least one query of the sequence sees. These splits have
  * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
-    /* first_split: element i is a sum over the sequences before sequence i, where each sequence contributes the number
-     * of splits of one of its groups; first_stage: the same for stages; first_row: the first row of a sequence; past:
-     * how many tokens of a sequence were in the cache before its new rows; slot: the index of a sequence among those of
-     * the cache. The first three arrays have count + 1 elements, the others count. */
+    /* first_split: element i is the number of splits of one group of sequence 0, plus that of sequence 1, and so on up
+     * to sequence i - 1; first_stage: the same for stages; first_row: the first row of a sequence; past: how many
+     * tokens of a sequence were in the cache before its new rows; slot: the index of a sequence among those of the
+     * cache. The first three arrays have count + 1 elements, the others count. */
     const int *first_split, *first_stage, *first_row, *past, *slot;
     /* count: the number of sequences; heads: the number of groups of a sequence, i.e. the number of KV heads times
      * `tiles` */
@@ -106,8 +106,8 @@ struct te__decode_batch {
 };
 /* Fills the arrays of the batch at `memory`, TE__DECODE_BATCH_BYTES bytes of shared memory, and returns the batch.
  * Called by all threads of the block, possibly before te_kernel_wait: the function reads only data that te_cache_begin
- * has read or written, and that te_cache_begin has made visible (te__cache_begin). Its loads bypass the L1, which may
- * still hold data of an earlier batch. */
+ * has read or written, and that te_cache_begin has made visible (te__cache_begin). The function's loads bypass the L1,
+ * because the L1 may still hold data of an earlier batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;

@@ -386,8 +386,8 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__attn_release_v(a);
 }
 /* Called if the warpgroup has no rows of the current tile of queries: skips all `tiles` tiles of keys that were loaded
- * for the tile of queries. At the first of these tiles of keys, te__attn_fwd_issue_gemms has already taken the
- * warpgroup's turn of the ping-pong. */
+ * for the tile of queries. For the first of these tiles of keys, te__attn_fwd_issue_gemms has already waited for this
+ * warpgroup's turn in the ping-pong scheduling, and passed the turn on. */
 template <class C> TE_FN void te__attn_skip_all(te__attn_fwd_pipelines<C> &a, int tiles) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     te__attn_release_k(a, tiles == 1);
@@ -485,8 +485,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
-     * still skip the V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
+    /* skipped_last: 1 if this warpgroup, in the previous tile of queries, skipped K of the last tile of keys. It must
+     * then still skip V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];

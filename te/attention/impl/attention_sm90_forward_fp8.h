@@ -394,8 +394,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     float value = 0; /* the dequantization factor of v in the head of tile w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
-     * still skip the V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
+    /* skipped_last: 1 if this warpgroup, in the previous tile of queries, skipped K of the last tile of keys. It must
+     * then still skip V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -448,7 +448,7 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* Loads a tile of the transposed V, [D, C::KEYS]: all D dimensions of the head, of consecutive keys that begin with
+/* Loads a tile of the transposed V, [D, C::KEYS]: the D dimensions of C::KEYS consecutive keys, beginning with
  * `key`. */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,

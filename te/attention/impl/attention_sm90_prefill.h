@@ -45,9 +45,9 @@ typedef struct te__attn_prefill_params {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Returns, in lane l, the index of the page with the rows l * box_rows to (l + 1) * box_rows - 1 of tile `tile` of KEYS
- * keys; -1 if these rows lie behind the last key of the sequence, or behind the tile. pages: the indices of the pages
- * of the sequence; keys: the number of keys of the sequence. */
+/* A tile of keys is divided into boxes of box_rows rows. Returns, in lane l, the index of the page that holds box l of
+ * tile `tile`; -1 if the box lies behind the last key of the sequence, or behind the tile. pages: the indices of the
+ * pages of the sequence; keys: the number of keys of the sequence. */
 template <int KEYS>
 TE_FN int te__attn_pages_of_tile(const te__attn_prefill_params *p, const int32_t *pages, int tile, int keys) {
     const int at = (int)threadIdx.x % 32 * p->box_rows, key = tile * KEYS + at;

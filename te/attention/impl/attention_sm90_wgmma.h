@@ -217,7 +217,7 @@ TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtens
 
 /* ---- shared memory, bulk copies, flags in global memory -------------------------------------------------------- */
 
-/* Waits until all committed groups of wgmma are complete, except the last K. */
+/* Waits until all committed groups of wgmma are complete, except the K groups that were committed last. */
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }

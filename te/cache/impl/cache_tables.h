@@ -30,7 +30,7 @@ typedef struct te_cache_tables {
     /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has a single page; table_width: the number
      * of entries in each row of `table` */
     int sequences, capacity, page_rows, page_shift, pages, table_width;
-    /* [sequences]: the number of tokens that each sequence has in the cache, with the new tokens of the last
+    /* [sequences]: the number of tokens that each sequence has in the cache, including the new tokens of the last
      * te_cache_begin */
     int32_t *length;
     /* [sequences, table_width]: the indices of the pages of each sequence, in the order of its tokens */
