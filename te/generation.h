@@ -111,8 +111,8 @@ typedef struct te_generation_event {
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* The host's record of one sequence. Its numbers count all steps that have been enqueued, even those that the device
- * has not finished. */
+/* The host's record of one sequence. The numbers in the record count all steps that have been enqueued, even steps that
+ * the device has not finished. */
 typedef struct te__generation_sequence {
     int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;

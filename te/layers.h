@@ -400,8 +400,8 @@
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
 /* The forms of a block for N ranks: the ops with which its list begins and ends, and the collectives before and after a
- * tensor-parallel part (attention or the MLP). A layer macro takes the name of one of these macros as FORM; for
- * example, FORM(begin, ..) expands to the ops with which the list begins. */
+ * tensor-parallel part (attention or the MLP). A layer macro takes the name of a form, such as TE__LAYERS_TP, as its
+ * argument FORM; for example, FORM(begin, ..) expands to the ops with which the list begins. */
 #define TE__LAYERS_TP(WHAT, ...) TE__LAYERS_TP_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_TP_begin(b, NORM, H, EPS) \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (copy_to_group, b##_enter1)

@@ -121,8 +121,8 @@ TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int ali
     te_vec8_floats(v, e, t);
     te_store8(p, i, v, n, aligned, t);
 }
-/* Copies the vector v of each of TE_CACHE_STORE_AHEAD rows of qkv, beginning with row `row`, to the cache. After the
- * value of a sequence's last row, also stores rows of zeros (te_attention_cache.zero_rows). */
+/* Copies the vector v, from each of TE_CACHE_STORE_AHEAD rows of qkv, to the cache. row: the first of these rows. After
+ * the value of a sequence's last row, also stores rows of zeros (te_attention_cache.zero_rows). */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, te__cache_vector v,
                                   const te__cache_store_shape k) {
     const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;

@@ -87,7 +87,7 @@ template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
 /* ldmatrix.x4 loads a 16 x 16 square of a tile; each lane passes the address of eight elements of a row. Returns the
- * offset of this lane's address from the first element of the square, in bytes. This is for operand A of
+ * offset of this lane's address from the first element of the square, in bytes. The offset is for operand A of
  * te__attn_product_nt, and for operand B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
@@ -100,7 +100,7 @@ template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
 /* The bytes of shared memory that the kernel for the gradient of a relative bias needs in addition to the tiles. A tile
  * has `rows` by `tile` scores. For each diagonal of a tile, the kernel stores a sum and the index of a bucket, and for
- * each bucket a sum, of 4 bytes each. */
+ * each bucket a sum. Each of these numbers takes 4 bytes. */
 template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
     return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
 }

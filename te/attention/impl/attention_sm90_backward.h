@@ -160,8 +160,8 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
      * the eight consumer warps, and of the three producer warps that do not write the work items. */
     enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* The arrivals at each of these mbarriers: one of the thread that issues the TMA load, and WARP of the warp
-         * that loads lse or delta. */
+        /* The arrivals at each of these mbarriers: 1 by the thread that issues the TMA load, and WARP by the warp that
+         * loads lse or delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);

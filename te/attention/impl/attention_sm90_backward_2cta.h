@@ -44,7 +44,7 @@
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
-/* Return the shared-memory address of the current step's P, where this lane stores or reads its first 16 bytes. */
+/* Return the shared-memory address of the first 16 bytes of P that this lane stores or reads in the current step. */
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
@@ -160,8 +160,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This is for the end of a
- * key tile, where no other products are left that could run in the meantime. */
+/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. Called at the end of a key
+ * tile, where no other products are left that could run in the meantime. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);

@@ -93,8 +93,8 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
         te__attn_warpgroup_sync(o.group);
     }
 }
-/* Stores d times o.factor, 64 rows of D columns that belong to a warpgroup, in 16 bits. Also stores the column sums of
- * the rounded numbers unless o.sum is null, and updates the amax unless o.amax is null. */
+/* Multiplies d, a warpgroup's 64 rows of D columns, by o.factor, and stores the results in 16 bits. Also stores the
+ * column sums of the rounded numbers unless o.sum is null, and updates the amax unless o.amax is null. */
 template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;

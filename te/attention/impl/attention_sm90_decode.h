@@ -123,8 +123,8 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run: at most TE__DECODE_RUN consecutive keys of one split. One load of the warp loads the page numbers of all these
- * keys: each lane holds the page number of 16 keys. */
+/* A run is at most TE__DECODE_RUN consecutive keys of one split. One load of the warp loads the page numbers of a run:
+ * each lane then holds the page number of 16 keys. */
 struct te__decode_run {
     /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
     int begin, end;

@@ -233,10 +233,10 @@ TE_FN int te__decode8_in_row(int key, int d) {
     return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
 }
 /* Rounds the keys (value 0) or values (value 1) of new rows (tokens of this call) to 8 bits, if the new rows lie in the
- * range of keys of a stage. Stores them in the stage, because the producer could not copy them from the cache, and in
- * the cache. A new row has one query for each query head that shares the KV head; these queries may lie in several
- * tiles, and the tile with the first of these heads stores the row in the cache. key: the first key of the stage; stop:
- * one more than the split's last key. Called by all consumers. */
+ * range of keys of a stage. Stores the rounded rows in the stage, because the producer could not copy them from the
+ * cache, and also in the cache. A new row has one query for each query head that shares the KV head; these queries may
+ * lie in several tiles, and the tile with the first of these heads stores the row in the cache. key: the first key of
+ * the stage; stop: one more than the split's last key. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                  uint32_t stage, int key) {

@@ -4,8 +4,8 @@
  * explicit rounding, so that a row has bitwise identical results whichever kernel merges its splits.
  *
  * The result of a split (or of several merged splits) is O^T of a tile of queries, not yet divided by the sums of the
- * softmax, and the maximum and the sum of the softmax of each row. It is distributed over the lanes of one or four
- * warps like the accumulators of mma.sync (te__decode_result).
+ * softmax, and the maximum and the sum of the softmax of each row. A result is distributed over the lanes of one or
+ * four warps like the accumulators of mma.sync (te__decode_result).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H

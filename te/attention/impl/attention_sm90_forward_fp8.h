@@ -70,8 +70,8 @@ template <int D_> struct te__attn_fp8_traits {
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    /* The arguments that the forward kernel in 16 bits has, too. common.q and common.kv are the tensor maps of q and k
-     * in e4m3. */
+    /* The arguments that this kernel has in common with the forward kernel in 16 bits. common.q and common.kv are the
+     * tensor maps of q and k in e4m3. */
     te__attn_fwd_params common;
     CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, head_dim, keys] */
     /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
