@@ -152,8 +152,8 @@ TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te
     default: te__cell_store_scales_k(scales, row, b); break;
     }
 }
-/* Repack one block of each of `rows` rows, at most 16, into a cell. b: the block of the first row; stride: the number
- * of bytes from one row to the next. */
+/* Repack one block from each of at most 16 rows into a cell. b: the block of the first row; stride: the number of bytes
+ * from one row to the next; rows: the number of rows. */
 TE_API void te__repack_cell(uint8_t *cell, const uint8_t *b, size_t stride, int rows, te_block_format f) {
     const int groups = te_block_values(f) / TE_CELL_GROUP, low = te__cell_low_bytes(f), high = te__cell_high_bytes(f);
     te__block_codes c;

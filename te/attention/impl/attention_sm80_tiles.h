@@ -317,8 +317,8 @@ template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
 /* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; `drops` is 1 if dropout drops the
- * element. query, key: the query and the key of s[0][0][0]; only query modulo 8 matters, because `row`, the index of
- * the block of 16 queries (te__attn_draw_row_of), is passed as well. */
+ * element. query, key: the query and the key of s[0][0][0]; of `query`, only the value modulo 8 is used, because `row`
+ * is the index of the block of 16 queries (te__attn_draw_row_of). */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;

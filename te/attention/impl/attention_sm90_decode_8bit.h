@@ -51,8 +51,7 @@ template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     /* as f16, the bits 0x6400 | u are the number 1024 + u = 1024 + 128 + n; subtracting 1024 + 128 leaves n */
     if constexpr (T == TE_f16) {
         asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
-    /* read as bf16, the bits u are the subnormal number u * 2^-133; this number times 2^127, minus 2, is (u - 128) / 64
-     * = n / 64 */
+    /* a bf16 with the bits u is the subnormal number u * 2^-133; u * 2^-133 * 2^127 - 2 = (u - 128) / 64 = n / 64 */
     } else {
         const uint32_t u = (x & 0x00ff00ffu) ^ 0x00800080u;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(u), "r"(0x7f007f00u), "r"(0xc000c000u));

@@ -87,8 +87,7 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
 typedef struct te__attn_fwd_params {
     CUtensorMap q, kv;
     void *out;              /* [batch * seq, heads * V] */
-    /* with the option fp8_output, the factor by which out is multiplied (te_attention_args.out_scale) */
-    const float *out_scale;
+    const float *out_scale; /* with fp8_output: the factor by which out is multiplied (te_attention_args.out_scale) */
     float *amax;            /* with the option fp8_output, receives the amax of out (te_attention_args.amax) */
     float *lse;        /* the log-sum-exp, [batch, heads, seq] (with varlen [heads, rows]), or null */
     uint32_t
