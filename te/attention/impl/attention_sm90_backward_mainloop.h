@@ -545,8 +545,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
             te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
         }
 
-        /* After the item's last step: wait for its dK and dV, and compute dQ of the last two steps. (The loop computes
-         * dQ of a step between the two steps that follow it.) */
+        /* After the item's last step: wait for its dK and dV, and compute dQ of the last two steps. (In the loop, dQ of
+         * step i is computed between steps i + 1 and i + 2.) */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));
