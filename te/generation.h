@@ -1,6 +1,7 @@
 /* generation.h -- continuous batching: generates texts for many sequences at once. Sequences can be added, and can end,
- * between any two steps. One step processes the sequences that decode, together with parts of the prompts of others. A
- * token is chosen on the device, where the next step reads it; on CUDA the host gets the token one step later.
+ * between any two steps. One step processes the sequences that decode, together with parts of the prompts of other
+ * sequences. A token is chosen on the device, where the next step reads it; on CUDA the host gets the token one step
+ * later.
  *
  * Do this (models: the instances of one or more lists, in order; the first list begins with an embedding, the last one
  * ends in last_token, .., sample):
@@ -41,13 +42,15 @@ typedef struct te_generation_config {
      * where they are */
     te_model *const *models;
     int count;
-    /* The key-value cache of `models`; the first `sequences` sequences of the cache belong to the generation. */
+    /* The key-value cache of `models`. The generation uses the first `sequences` sequences of the cache; the caller may
+     * use the other sequences. */
     te_cache *cache;
     int sequences;         /* the largest number of sequences that run at a time */
     /* The largest number of rows in a step, at least `sequences`. A step has one row for each sequence that decodes,
      * and one for each prompt token that it processes. */
     int rows;
-    /* How many pages of the cache all sequences together may fill, or 0 for all that are free at te_generation_init. */
+    /* How many pages of the cache all sequences together may fill, or 0 for all pages that are free at
+     * te_generation_init. */
     int pages;
     /* 1 if requests may have penalties; this takes sequences * vocabulary * 2 bytes of target memory. */
     int penalties;
@@ -108,8 +111,8 @@ typedef struct te_generation_event {
 
 /* ---- the generation ---------------------------------------------------------------------------------------------- */
 
-/* The host's record of one sequence. Its numbers count all steps that have been enqueued, even those that the device
- * has not finished. */
+/* The host's record of one sequence. The numbers in the record count all steps that have been enqueued, even steps that
+ * the device has not finished. */
 typedef struct te__generation_sequence {
     int64_t id; /* 0: this entry has no sequence */
     te_generation_request of;
@@ -120,8 +123,8 @@ typedef struct te__generation_sequence {
     int pages;       /* how many pages of the cache are reserved for the sequence */
     int is_new;
 } te__generation_sequence;
-/* What a step does for one sequence. id: the sequence; emits: 1 if the step generates a token of it; is_last: 1 if that
- * token is the last one that max_tokens allows. */
+/* What a step does for one sequence. id: the id of the sequence; emits: 1 if the step generates a token of the
+ * sequence; is_last: 1 if this token is the last one that max_tokens allows. */
 typedef struct te__generation_row { int64_t id; int emits, is_last; } te__generation_row;
 /* The host's part of a step: the inputs that it passes to the device, and the results that it gets back. */
 typedef struct te__generation_step {
@@ -407,7 +410,7 @@ TE_API int te__generation_find(const te_generation *g, int64_t id) {
         if (g->sequence[i].id == id) return i;
     return -1;
 }
-/* Return how many tokens of a sequence's prompt no step has processed yet. */
+/* Return how many tokens of a sequence's prompt have not been processed by any step yet. */
 TE_API int te__generation_prompt_left(const te__generation_sequence *s) {
     return s->id && s->length < s->of.count ? s->of.count - s->length : 0;
 }
@@ -490,7 +493,8 @@ TE_IF_USED TE_API te_status te_generation_add(te_generation *g, const te_generat
     TE_TRY(te__generation_check_request(g, &r, ctx));
     TE_TRY(te__generation_check_prompt(g, &r, ctx));
     if (!r.max_tokens) r.max_tokens = (int)te_max(1, te__generation_limit(g) - r.count + 1);
-    /* the largest number of the sequence's tokens in the cache, which does not store the last generated token */
+    /* the largest number of tokens that the sequence has in the cache; the last generated token is not stored in the
+     * cache */
     const int64_t length = (int64_t)r.count + r.max_tokens - 1;
     TE_TRY(te__generation_take(&slot, g, &r, length, r.prefix_count / c->t.page_rows, ctx));
     te__generation_sequence *s = &g->sequence[slot];
@@ -615,8 +619,8 @@ TE_API te__generation_batch te__generation_divide(const te_generation *g, int32_
     return b;
 }
 /* Write the tokens and cu_seqlens of a batch with prompts. count[i]: the number of rows of sequence i. A te_batch must
- * have at least as many rows as sequences. If this batch has fewer, the missing rows are added as padding to the first
- * sequence whose count is 0. */
+ * have at least as many rows as sequences. If this batch has fewer rows, the missing rows are added, as padding, to the
+ * first sequence whose count is 0. */
 TE_API void te__generation_pack(const te_generation *g, te__generation_input *in, te__generation_batch *b,
                                 const int32_t *count) {
     int missing = (int)te_max(0, b->sequences - b->rows), at = 0;
@@ -637,9 +641,9 @@ TE_API int te__generation_graph_of(const te_generation *g, int sequences) {
     while (k + 1 < g->graph_count && g->graph_sequences[k] < sequences) k++;
     return k;
 }
-/* A step needs a graph for as many sequences as the highest index of a running sequence requires. As long as a smaller
- * graph would suffice for the number of running sequences, the function moves the running sequence with the highest
- * index to the lowest free index. */
+/* The graph of a step processes all entries up to the highest index of a running sequence. While the running sequences
+ * would fit into a smaller graph, the function moves the running sequence with the highest index to the lowest free
+ * index. */
 TE_IF_USED TE_API te_status te__generation_compact(te_generation *g, te_context *ctx) {
     for (;;) {
         int from = g->device.sequences - 1, to = 0;
@@ -706,9 +710,9 @@ TE_IF_USED TE_API te_status te__generation_collect(te_generation *g, te__generat
     }
     return TE_OK;
 }
-/* Enqueue the next step, and make events from the results of the step before it (on the host target: from the results
- * of this step). te_generation_next returns these events. Errors: TE_ERROR_STATE: events of the previous call have not
- * all been taken; after any other error the generation can only be closed. */
+/* Enqueue the next step, and make events from the results of the previous step (on the host target: from the results of
+ * the step just enqueued). te_generation_next returns these events. Errors: TE_ERROR_STATE: events of the previous call
+ * have not all been taken; after any other error the generation can only be closed. */
 TE_IF_USED TE_API te_status te_generation_step(te_generation *g, te_context *ctx) {
     TE_TRY(te__generation_check(g, "te_generation_step", ctx));
     TE_REQUIRE(g->event_next == g->event_count, ctx, TE_ERROR_STATE,

@@ -1,6 +1,7 @@
-/* infer.h -- the library for programs that run inference: lists, generation, sampling, key-value caches, and models in
- * safetensors and GGUF files. The header leaves out optimizers, training checkpoints and groups of ranks, so a program
- * that includes only infer.h compiles faster than with te.h. A program that also trains includes te.h and then infer.h.
+/* infer.h -- the library for programs that run inference: op lists, generation, sampling, key-value caches, and models
+ * in safetensors and GGUF files. The header leaves out optimizers, training checkpoints and groups of ranks, so a
+ * program that includes only infer.h compiles faster than with te.h. A program that also trains includes te.h and then
+ * infer.h.
  *
  * Do this:
  *     #include "te/infer.h"

@@ -99,8 +99,8 @@
  * 500000.0f for Llama 3. */
 #define TE_LLAMA_BLOCK(b, H, F, HEADS, KV, D, BASE) TE_LLAMA31_BLOCK(b, H, F, HEADS, KV, D, (base, BASE))
 
-/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias). These models pass
- * 1000000.0f as BASE. */
+/* Qwen2 and 2.5 (Yang et al. 2024): Llama's block with a bias added to q, k and v (b_qkv_bias). BASE is 1000000.0f for
+ * these models. */
 #define TE_QWEN2_BLOCK(b, H, F, HEADS, KV, D, BASE)                                                                  \
     (fork, b##_x1), (rmsnorm, b##_norm1, H, (eps, 1e-6f)), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),         \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, (base, BASE)),                  \
@@ -116,8 +116,8 @@
     (fork, b##_x2), (rmsnorm, b##_norm2, H, (eps, 1e-6f)),                                                           \
     TE__LAYERS_MLP(b, swiglu, H, F, 2 * (F), TE__LAYERS_NONE, (add, b##_x2))
 
-/* Mixtral (Jiang et al. 2024): Llama's block with E experts in place of the MLP, of which TOP_K are chosen for each
- * token. F: the inner size of an expert. Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2. BASE is
+/* Mixtral (Jiang et al. 2024): Llama's block with E experts in place of the MLP. The router chooses TOP_K experts for
+ * each token. F: the inner size of an expert. Ops in place of the MLP's: b_router, b_fc1, b_act, b_fc2. BASE is
  * 1000000.0f. */
 #define TE_MIXTRAL_BLOCK(b, H, F, HEADS, KV, D, BASE, E, TOP_K)                                                      \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
@@ -149,10 +149,10 @@
 
 /* gpt-oss (OpenAI 2025): all projections have biases, the softmax of each head includes a learnt logit (attention
  * sinks), the router has a bias, and the experts have a clamped swiglu. LEFT: the sliding window as in TE_GEMMA2_BLOCK;
- * it is 127 in the first, third, .. block and -1 in the others. The arguments after TOP_K are options of rope: (base,
- * 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in place of the MLP's:
- * b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of the output of b_fc1 contains an expert's gate, then
- * its up projection. */
+ * LEFT is 127 in the first, third, .. block and -1 in the second, fourth, .. block. The arguments after TOP_K are
+ * options of rope: (base, 150000.0f), (scaling, yarn), (factor, 32.0f), (original_length, 4096), (truncate, 0). Ops in
+ * place of the MLP's: b_router, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias; a row of the output of b_fc1 contains an
+ * expert's gate, then its up projection. */
 #define TE_GPT_OSS_BLOCK(b, H, F, HEADS, KV, D, LEFT, E, TOP_K, ...)                                                 \
     (fork, b##_x1), (rmsnorm, b##_norm1, H), (linear, b##_qkv, H, ((HEADS) + 2 * (KV)) * (D)),                       \
     (bias, b##_qkv_bias, ((HEADS) + 2 * (KV)) * (D)), (rope, b##_rope, HEADS, KV, D, __VA_ARGS__),                   \
@@ -168,8 +168,8 @@
  * weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options of
  * rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block. Attention
  * sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences, its blocks
- * with rope see only chunks of 8192 tokens, and the others multiply q by a factor that grows with the position. Further
- * ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+ * with rope see only chunks of 8192 tokens, and its blocks without rope multiply q by a factor that grows with the
+ * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
 #define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \
@@ -286,17 +286,19 @@
 
 /* Variants of these blocks for models in which each block is a list of its own. In the forms above, the all_reduce at
  * the end of a list cannot be fused with the norm that follows, because that norm is in the next list. Here the list of
- * a block therefore ends with the next block's first norm (after the last block: with the norm that follows), whose
- * name is NEXT, and does not begin with b_norm1; its input x is the output of a norm. The residual is the extra input
- * b_x1 and the extra output b_y (te_batch.edges). The list before the first block must end in (output, x), (NORM, NEXT,
- * H). With _SP, both kinds of lists end in (all_gather, NEXT_gather) after that norm, the x of a block has the rows of
- * all ranks, and the list of a block must not have the option (rows, shard).
+ * a block therefore ends with the norm that follows the block, for example the first norm of the next block. NEXT is
+ * the name of this norm. The list does not begin with b_norm1: its input x is already the output of a norm. The
+ * residual is the extra input b_x1 and the extra output b_y (te_batch.edges). The list before the first block must end
+ * in (output, x), (NORM, NEXT, H). With _SP, the first list and the lists of blocks have (all_gather, NEXT_gather)
+ * after the last norm, the input x of a block has the rows of all ranks, and the list of a block must not have the
+ * option (rows, shard).
  *     TE_SEQUENTIAL(first, bf16, (embedding, tokens, V, H), (output, x), (rmsnorm, next, H))
  *     TE_SEQUENTIAL(block, bf16, TE_LLAMA_BLOCK_TP_NORM_LAST(b, next, H, F, HEADS, KV, D, 500000.0f, 2))
  *     TE_SEQUENTIAL(head, bf16, (linear, logits, H, V))
- * Blocks with a norm directly after the collective (TE_GEMMA2_BLOCK_TP) have no such variant: there the all_reduce is
- * fused with that norm and the add, and the next block's norm is a separate kernel in any case. Under an FP8 recipe the
- * forms above are faster, because b_norm1 can store FP8 for b_qkv only if both are in one list. */
+ * Blocks with a norm directly after the collective (TE_GEMMA2_BLOCK_TP) have no such variant, because in these blocks
+ * the all_reduce is already fused with a norm and the add, and the next block's norm is a separate kernel in any case.
+ * Under an FP8 recipe the forms above are faster, because b_norm1 can store FP8 for b_qkv only if both ops are in the
+ * same list. */
 #define TE_TRANSFORMER_LAYER_TP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP_NORM_LAST, NEXT, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP_NORM_LAST(b, NEXT, NORM, ACT, H, F, HEADS, KV, D, P, N) \
@@ -380,8 +382,9 @@
 #define TE__LAYERS_DROP(name, P) (dropout, name, P),
 #define TE__LAYERS_PART(WIDTH, N) ((WIDTH) % (N) ? 0 : (WIDTH) / (N)) /* WIDTH / N; or 0, which does not compile as a
                                                                        * width, if N does not divide WIDTH */
-/* The number of kv heads of a rank: KV / N, or 1 if there are fewer kv heads than ranks, so that N / KV ranks have the
- * same head (TE__LAYERS_COPIES). It is 0, which does not compile, if neither of KV and N divides the other. */
+/* The number of kv heads on each rank: KV / N. If there are fewer kv heads than ranks, the number is 1, and N / KV
+ * ranks have the same head (TE__LAYERS_COPIES). The number is 0, which does not compile, if neither of KV and N divides
+ * the other. */
 #define TE__LAYERS_KV(KV, N) ((KV) % (N) == 0 ? (KV) / (N) : (N) % (KV) == 0 ? 1 : 0)
 #define TE__LAYERS_COPIES(KV, N) ((KV) % (N) != 0 && (N) % (KV) == 0 ? (N) / (KV) : 1)
 /* The number of columns of q, k and v together on a rank. */
@@ -397,8 +400,8 @@
 #define TE__LAYERS_FC1(b, H, F, HALVES, N) \
     (linear, b##_fc1, H, (HALVES) * TE__LAYERS_PART(F, N), (shard, columns), (parts, HALVES))
 /* The forms of a block for N ranks: the ops with which its list begins and ends, and the collectives before and after a
- * tensor-parallel part (attention or the MLP). A layer macro takes the name of one of these macros as FORM; for
- * example, FORM(begin, ..) expands to the ops with which the list begins. */
+ * tensor-parallel part (attention or the MLP). A layer macro takes the name of a form, such as TE__LAYERS_TP, as its
+ * argument FORM; for example, FORM(begin, ..) expands to the ops with which the list begins. */
 #define TE__LAYERS_TP(WHAT, ...) TE__LAYERS_TP_##WHAT(__VA_ARGS__)
 #define TE__LAYERS_TP_begin(b, NORM, H, EPS) \
     (fork, b##_x1), (NORM, b##_norm1, H, (eps, EPS)), (copy_to_group, b##_enter1)

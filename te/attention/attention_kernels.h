@@ -12,7 +12,7 @@
  * TE_ATTENTION_FORWARD_FP8 (impl/attention_fp8.h) computes in e4m3. The macros for backward also define
  *     size_t <name>_scratch_bytes(ctx, rows)    bytes of scratch memory for the faster kernels (compute capability 9.0)
  *     <name>_sum_rows                           each row of te_attention_args.sum is the sum of this many rows of dqkv;
- *                                               it is 0 if `sum` is not supported (on the host, in f32, with varlen)
+ *                                               0 if `sum` is not supported (on the host, in f32, with varlen)
  *
  * Any batch, seq >= 1 and head_dim <= 512 are supported; on CUDA in bf16 and f16 head_dim must be a multiple of 8.
  * Pointers must be aligned to TE_ACCESS bytes. Sums are computed in float and in a fixed order, so that equal inputs
@@ -90,8 +90,8 @@ TE_API te_status te__attention_relative_bias(te_context *ctx, te_relative_bias_f
 
 /* ---- rows of lse, delta and row_max_logit ------------------------------------------------------------------------ */
 
-/* The layout of the arrays lse, delta and row_max_logit, which have one number for each row and head: [heads, rows] if
- * by_head is 1, else [sequences, heads, max_seqlen]. */
+/* The layout of the arrays lse, delta and row_max_logit, which have one number for each row and head. Their shape is
+ * [heads, rows] if by_head is 1, else [sequences, heads, max_seqlen]. */
 typedef struct te_attention_rows {
     te_sequences of;
     int by_head;
@@ -128,11 +128,11 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  *     TE_ATTENTION_SINKS_GRAD(block_attn_sinks, bf16, 12)        // name, dtype, heads
  *
  * Memory traffic: lse and delta are read once, 8 bytes for each row and head. */
-/* TE_SINKS_ROWS: how many of this rank's rows one block adds up */
+/* TE_SINKS_ROWS: the number of rows that one thread block sums up */
 enum { TE_SINKS_THREADS = TE_CUDA ? 256 : 1, TE_SINKS_ROWS = 1024 };
 
-/* Which heads of the op are in lse and delta: `count` heads, beginning with head `first`; their rows are those of
- * `ranks` ranks. Without the option (context, all_to_all), these are all heads of the op, and the rows of one rank. */
+/* Describes lse and delta on one rank: they have `count` heads, beginning with head `first`, and the rows of `ranks`
+ * ranks. Without the option (context, all_to_all) they have all heads of the op, and only the rows of this rank. */
 typedef struct te_attention_heads { int first, count, ranks; } te_attention_heads;
 
 typedef struct te_sinks_grad_args {
@@ -169,8 +169,8 @@ TE_FN void te__attention_sinks_grad_body(const te_sinks_grad_args *a, te_block b
 
 TE_API int te__attention_sinks_grad_blocks(int64_t rows) { return (int)te_ceil_div(rows, TE_SINKS_ROWS); }
 /* Launches the kernel `launch`, which TE_ATTENTION_SINKS_GRAD has defined, to compute partial sums of the gradient of
- * sinks. sum: output (te_sinks_grad_args.sum). heads: the number of heads of the op; here: which heads are in lse and
- * delta. varlen: 1 if the backward that has run with the arguments `a` has the option varlen. */
+ * sinks. sum: output (te_sinks_grad_args.sum). heads: the number of heads of the op; here: the heads that are in lse
+ * and delta. varlen: 1 if the backward that has run with the arguments `a` has the option varlen. */
 TE_API te_status te__attention_sinks_grad(te_context *ctx, te_sinks_grad_fn launch, const te_attention_args *a,
                                           float *sum, int heads, te_attention_heads here, int varlen) {
     te_sinks_grad_args s;
@@ -225,9 +225,9 @@ TE_API te_status te__attention_max_logit(te_context *ctx, te_max_logit_fn launch
 }
 
 /* ---- attention over a key-value cache ----------------------------------------------------------------------------
- * The kernels for this are in impl/attention_cached.h, which te/infer.h includes and te/te.h does not; that file
- * redefines the two macros below. Without it, an op list whose attention has the option cache fails to compile, at an
- * assertion in te/ops/attention.h. The definitions below only prevent further error messages after that one. */
+ * The kernels are in impl/attention_cached.h, which te/infer.h includes and te/te.h does not. attention_cached.h
+ * redefines the two macros below. Without attention_cached.h, an op list whose attention has the option cache fails to
+ * compile, at an assertion in te/ops/attention.h; the macros below only prevent further error messages. */
 #define TE__HAS_CACHED_ATTENTION 0
 #define TE_ATTENTION_CACHED_OF(name, ...) \
     TE_UNUSED static te_status (*const name##_launch)(te_context *, const te_attention_args *) = 0;

@@ -63,9 +63,9 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  * Like ALiBi, the bias is added after softcap, so that the gradient of the bias does not pass through the tanh.
  * FlashAttention 2 and vLLM do the same. (Pax applies the softcap to the sum of score and bias instead.)
  *
- * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: each block computes a tile of it, and loops
- * over the sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order of
- * summation is fixed. */
+ * A separate kernel (TE_ATTENTION_DBIAS) computes the gradient of the bias: each block computes a tile of the gradient,
+ * and loops over the sequences in order, so that no tensor of [sequences, heads, queries, keys] is stored and the order
+ * of summation is fixed. */
 enum { TE_BIAS_none, TE_BIAS_heads, TE_BIAS_shared, TE_BIAS_relative, TE_BIAS_MAX_DISTANCE = 1 << 16 };
 
 /* Returns T5's bucket for distance = key - query. bidirectional: if 1, half of the buckets are for keys after the
@@ -97,34 +97,38 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* The numbers that convert the index of a head on this rank to its index over all ranks, in which the heads of the
- * first sequence come first, then those of the second, and so on. first: the index, within a sequence, of this rank's
- * first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is one rank. */
+/* Converts the index of a head on one rank to its index over all ranks (te__attn_global_head). Over all ranks, the
+ * heads of the first sequence come first, then the heads of the second sequence, and so on. first: the index, within a
+ * sequence, of this rank's first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is
+ * only one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
-/* Returns the index, over all ranks, of a head of this call. head: its index in the call, sequence * heads + head. */
+/* Returns the index, over all ranks, of a head of this call. head: the index of the head in the call, which is
+ * sequence * heads + (index of the head in its sequence). */
 TE_BOTH int te__attn_global_head(te_attention_shard s, int head, int heads) {
     return head + s.first + head / heads * s.more;
 }
-/* Returns the ALiBi slope of a head, which depends on its index among the heads of all ranks. head: its index among
- * this rank's heads. */
+/* Returns the ALiBi slope of a head. The slope depends on the index of the head among the heads of all ranks. head: the
+ * index of the head among the heads of this rank. */
 TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads) {
     const int all = heads + s.more;
     return s.more ? te__attn_alibi_slope((s.first + head) % all, all) : te__attn_alibi_slope(head, heads);
 }
-/* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences; it
- * selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
+/* Returns the index of the block of 16 queries to which the query belongs, counted over all heads and sequences. This
+ * index selects the random numbers of dropout. head: the index of the head over all ranks (te__attn_global_head). */
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the four random words (32 bits each) for the eight pairs of query and key with which (query, key) shares a
- * Philox counter (see above). row: the index of the query's block of 16 queries (te__attn_draw_row). */
+/* Computes the random bits of the pair (query, key). One call of Philox returns four words of 32 bits, which serve
+ * eight pairs of a query and a key (see above); this function stores the four words of the call that serves (query,
+ * key). row: the index of the query's block of 16 queries (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
 }
 /* Returns whether dropout drops a pair. Each pair has 16 random bits: the high half of `word` if `high` is 1, else the
- * low half. The pair is dropped if they are below `limit`, which is 65536 times the dropout probability. */
+ * low half. The pair is dropped if the 16 bits, as an integer, are below `limit`, which is 65536 times the dropout
+ * probability. */
 TE_BOTH int te__attn_drops(uint32_t word, int high, uint32_t limit) {
     /* limit << 16 has zeros in its lower half, so that the comparison depends only on the upper halves of both
      * operands */
@@ -157,8 +161,8 @@ enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 /* The options of an attention that has no option except causal. */
 #define TE__ATTENTION_PLAIN(causal) (TE_ATTENTION_ALL, (causal) ? 0 : TE_ATTENTION_ALL)
 #define TE__ATTENTION_STRIP(...) __VA_ARGS__
-/* Defines name##_variant, the options as the kernels need them: on CUDA a type, the template argument F of the kernels;
- * on the host a function that returns a te__attn_variant. */
+/* Defines name##_variant, through which the kernels read the options. On CUDA it is a type, which the kernels take as
+ * the template argument F; on the host it is a function that returns a te__attn_variant. */
 #define TE__ATTENTION_VARIANT(name, options) \
     TE__ATTENTION_VARIANT_(name, TE__ATTENTION_STRIP options, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ~)
 #define TE__ATTENTION_VARIANT_(...) TE__ATTENTION_VARIANT__(__VA_ARGS__)
@@ -252,7 +256,7 @@ typedef struct te_attention_options {
     int window_left, window_right;
     float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
     int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
-    /* These have the same meaning as the options of the same names at the top of this file. */
+    /* For the meaning of these members, see the options of the same names at the top of this file. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
     int value_dim;                                    /* the head size of v */
     /* how many elements of each value are stored in a row of qkv and in a cache: value_dim, or 0 if values are parts of
@@ -263,8 +267,8 @@ typedef struct te_attention_options {
 /* ---- keys and values in a cache ---------------------------------------------------------------------------------- */
 
 /* The format of keys and values in a cache. In the formats of 8 bits each row (a key or a value of one head) has a
- * scale, which is its largest magnitude divided by 127 (int8) or 448 (e4m3); an element is its stored number times the
- * scale. */
+ * scale, which is its largest magnitude divided by 127 (int8) or 448 (e4m3); the value of an element is the stored
+ * 8-bit number times the scale. */
 typedef enum te_cache_format {
     TE_CACHE_FORMAT_none, /* there is no cache */
     TE_CACHE_FORMAT_list, /* in the dtype of the op list */
@@ -278,15 +282,15 @@ typedef enum te_cache_format {
  * a dtype of 16 bits, are swizzled: the 16-byte chunk c of row r is stored where chunk c ^ (r % 8) would be without
  * swizzling. A page can then be copied to shared memory unchanged, and can be read there without bank conflicts.
  *
- * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile has the numbers of
- * its rows, [16, head_dim], then their scales, [16] in f32, so that one copy loads both. On CUDA, if the op list has a
- * dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
+ * In the formats of 8 bits, the rows of a head are divided into tiles of TE_CACHE_TILE rows: a tile holds the 8-bit
+ * elements of its rows, [16, head_dim], then the scales of the rows, [16] in f32, so that one copy loads both. On CUDA,
+ * if the op list has a dtype of 16 bits, rows that are a multiple of 64 bytes long are swizzled (te__cache_swizzle). */
 typedef struct te_attention_cache {
-    void *pages;          /* the pages of the cache, [pages, page_elements], or null if there is none */
-    const int32_t *table; /* [sequences of the cache, table_width]: the numbers of the pages of each sequence */
+    void *pages;          /* the pages of the cache, [pages, page_elements], or null if there is no cache */
+    const int32_t *table; /* [sequences of the cache, table_width]: for each sequence, the indices of its pages */
     const int32_t *slot;  /* [batch]: for each sequence of the batch, its index among the sequences of the cache */
     /* [batch]: how many tokens of each sequence were in the cache before this batch. -1 means that the sequence does
-     * not fit, and that its new rows are not stored. */
+     * not fit in the cache, and that its new rows are not stored. */
     const int32_t *past;
     /* the distance from one page to the next, in elements or, in the formats of 8 bits, in bytes */
     int64_t page_elements;
@@ -295,25 +299,26 @@ typedef struct te_attention_cache {
     int page_rows, page_shift;
     int page_count; /* the number of pages of the cache */
     int table_width;
-    /* Only for decoding: memory for the partial results of at most TE__DECODE_MAX_BLOCKS groups (a group is a tile of
-     * queries with the keys that it sees), with TE__DECODE_PARTIAL_FLOATS floats for each split of a group. */
+    /* Only for decoding: memory for partial results. A group is a tile of queries together with all keys that these
+     * queries see, and its keys are divided into splits. There is memory for TE__DECODE_MAX_BLOCKS groups, and for each
+     * split of a group TE__DECODE_PARTIAL_FLOATS floats. */
     float *partials;
-    /* only for decoding: the largest number of new rows of a sequence for which `partials` is large enough */
+    /* only for decoding: the largest number of new rows of a sequence for which the memory `partials` suffices */
     int decode_rows;
     /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage has 64 keys or
      * values. Set when the kernel is launched. */
     int decode_stages;
-    /* Only for decoding: in a small batch, the number of thread blocks of a cluster, where each cluster processes one
-     * group; 0 if there are no clusters. Set when the kernel is launched. */
+    /* Only for decoding: in a small batch, each cluster of thread blocks processes one group, and this is the number of
+     * blocks of a cluster. It is 0 if there are no clusters. Set when the kernel is launched. */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
-    /* Only for storing new rows: behind the last value of each sequence of the batch, rows of zeros are stored up to a
-     * multiple of this many rows, or to the end of the page. If zero_rows is 0, none are stored. Set when the kernels
-     * are launched. */
+    /* Only for storing new rows: after the last value of each sequence of the batch, rows of zeros are stored, up to a
+     * number of rows that is a multiple of zero_rows, or up to the end of the page. If zero_rows is 0, no rows of zeros
+     * are stored. Set when the kernels are launched. */
     int zero_rows;
-    /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most this many
-     * new rows, and the other kernel processes the longer ones. 0 means that one kernel processes all sequences. Set
-     * when the kernels are launched. */
+    /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most short_rows
+     * new rows, and the other kernel processes the sequences with more. If short_rows is 0, one kernel processes all
+     * sequences. Set when the kernels are launched. */
     int short_rows;
 } te_attention_cache;
 
@@ -321,18 +326,20 @@ enum {
     TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
     TE_CACHE_TILE = 16,     /* the number of rows of a tile in the formats of 8 bits */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
-     * sequences of more than 4096 keys it has up to 1024, because each split costs a partial result. If values are
-     * parts of keys, the smallest splits have 512 keys, because a partial result of 512 columns is large. */
+     * sequences of more than 4096 keys, a split has up to 1024 keys, because each split costs a partial result. If
+     * values are parts of keys, the smallest splits have 512 keys, because a partial result of 512 columns is large. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
     /* the largest number of splits of the smallest size in a sequence; longer sequences have larger splits */
     TE_CACHE_SMALL_SPLITS = 16,
-    /* the largest number of blocks of the decoding kernel, of which at most two run on a multiprocessor */
+    /* the largest number of thread blocks of the decoding kernel; at most two of these blocks run on a
+     * multiprocessor */
     TE__DECODE_MAX_BLOCKS = 320,
-    /* the largest number of query tiles of a sequence in decoding; it is small, because each tile reads all keys */
+    /* the largest number of query tiles of a sequence in decoding; it is small, because each query tile reads all
+     * keys */
     TE__DECODE_MAX_TILES = 4,
-    /* The same if values are parts of keys: all query heads, of which there may be 128, share one KV head. The forward
-     * kernel, which runs instead if there are more tiles, reads all keys for each head. */
+    /* The same number if values are parts of keys: then all query heads, of which there may be 128, share one KV head.
+     * The forward kernel, which runs instead if there are more tiles, reads all keys for each head. */
     TE__DECODE_MAX_LATENT_TILES = 32
 };
 /* Returns the largest number of query tiles of a sequence in decoding. values_in_keys: the option of this name. */
@@ -354,16 +361,16 @@ TE_BOTH int te__cache_max_splits(int capacity, int values_in_keys) {
     const int splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > shortest && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
-/* The number of rows of a query tile in decoding, where a row is one query of one head. group: the number of query
- * heads that share a KV head; the tile has rows of all these heads. */
+/* The number of rows of a query tile in decoding, where a row is one query of one head. The tile has the rows of all
+ * query heads that share a KV head. group: the number of these heads. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
-/* Returns the number of query tiles, for each KV head, of a sequence with `rows` new tokens. group: the number of query
- * heads that share a KV head. */
+/* Returns the number of query tiles in decoding, for one KV head of a sequence with `rows` new tokens. group: the
+ * number of query heads that share a KV head. */
 TE_BOTH int te__decode_tiles(int rows, int group) {
     return (int)te_ceil_div(rows * group, TE__DECODE_TILE_ROWS(group));
 }
-/* The number of floats of a partial result in decoding, which belongs to one query tile and one split of the keys: O,
- * not yet divided by the sums of the softmax, and the maximum and the sum of each row. */
+/* The number of floats of a partial result in decoding. A partial result belongs to one query tile and one split of the
+ * keys; it consists of O, not yet divided by the sums of the softmax, and of the maximum and the sum of each row. */
 #define TE__DECODE_PARTIAL_FLOATS(tile_rows, value_dim) ((tile_rows) * ((value_dim) + 2))
 
 /* A constant expression: 1 for the formats of 8 bits, in which each row has a scale, else 0. */
@@ -377,7 +384,8 @@ TE_BOTH int te__cache_swizzle(int key, int d, te_dtype t, int format) {
     if (!TE_CUDA || t == TE_f32 || d % 64) return 0;
     return TE__CACHE_HAS_SCALES(format) && d % 128 ? key / 2 % 4 : key % 8;
 }
-/* The same as te__cache_row (below), for a caller that already knows the number of the page with the token: `page`. */
+/* Does the same as te__cache_row (below), for a caller that already knows `page`, the index of the page that holds the
+ * token. */
 TE_BOTH int64_t te__cache_row_in(const te_attention_cache *c, int page, int64_t head_rows, int key, int d, int format) {
     const int in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1)), in_tile = in_page % TE_CACHE_TILE;
     const int64_t head = page * c->page_elements + head_rows;
@@ -385,8 +393,8 @@ TE_BOTH int64_t te__cache_row_in(const te_attention_cache *c, int page, int64_t 
     return head + (int64_t)(in_page - in_tile) * te__cache_row_size(d, format) + in_tile * d;
 }
 /* Returns the offset, from the start of the cache's pages, of the row of one key or value: in elements or, in the
- * formats of 8 bits, in bytes. pages: the page numbers of the sequence; head_rows: where the rows of the head begin in
- * a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
+ * formats of 8 bits, in bytes. pages: the indices of the pages of the sequence; head_rows: where the rows of the head
+ * begin in a page (te__cache_head_rows); key: the index of the row's token; d: the number of elements of the row. */
 TE_BOTH int64_t te__cache_row(const te_attention_cache *c, const int32_t *pages, int64_t head_rows, int key, int d,
                               int format) {
     return te__cache_row_in(c, pages[(unsigned)key >> c->page_shift], head_rows, key, d, format);
@@ -397,7 +405,7 @@ TE_BOTH float *te__cache_scale(const te_attention_cache *c, int64_t row, int key
     const int in_tile = key % TE_CACHE_TILE;
     return (float *)(void *)((char *)c->pages + row + (TE_CACHE_TILE - in_tile) * d) + in_tile;
 }
-/* Returns the page numbers of sequence i of the batch. */
+/* Returns the array of the page indices of sequence i of the batch. */
 TE_BOTH const int32_t *te__cache_pages(const te_attention_cache *c, int i) {
     return c->table + (int64_t)c->slot[i] * c->table_width;
 }
@@ -412,11 +420,12 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 /* ---- rounding of keys and values to 8 bits -----------------------------------------------------------------------
  * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers
  * n_i = round(x_i (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
- * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on it
- * are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
+ * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the
+ * row are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
 
-/* scale: the scale of a row; inverse: the factor by which its elements are multiplied before they are rounded */
+/* scale: the scale of a row of the cache; inverse: the factor by which the row's elements are multiplied before they
+ * are rounded */
 typedef struct te__cache_scales { float scale, inverse; } te__cache_scales;
 /* Returns the scale of a row and its inverse. amax: the row's largest magnitude, as the bits of a float. */
 TE_BOTH te__cache_scales te__cache_scales_of(uint32_t amax, int format) {
@@ -448,23 +457,24 @@ TE_FN void te__cache_dequantize8(float v[8], const uint32_t w[2], float scale, i
 /* ---- the arguments of a call ------------------------------------------------------------------------------------- */
 
 /* The arguments of an attention kernel. All tensors are in target memory; those declared as void * have the kernels'
- * dtype. In the shapes, `rows` is batch * seq, or with cu_seqlens the member of this name, and value_dim is head_dim
- * unless the option `value` is set. */
+ * dtype. In the shapes below, `rows` is batch * seq or, with cu_seqlens, the member `rows`; value_dim is the option
+ * `value` or, if this option is 0, head_dim. */
 typedef struct te_attention_args {
     /* the output, [rows, heads * value_dim]; forward writes it, backward reads it */
     void *out;
-    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. If null, the
-     * output is stored in the kernels' dtype. */
+    /* With the option fp8_output: forward multiplies the output by *out_scale and stores it in e4m3. If out_scale is
+     * null, the output is stored in the kernels' dtype. */
     const float *out_scale;
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
      * included. Forward writes lse unless the pointer is null; backward reads it. */
     float *lse;
     /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
-     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If null, no amax is computed. */
+     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If amax is null, no amax is
+     * computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
-    /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: in each row q of all heads, then k, then v. With
-     * the option cross: only q, [rows, heads * head_dim]. */
+    /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: a row consists of q of all heads, then k, then v.
+     * With the option cross a row has only q: [rows, heads * head_dim]. */
     const void *qkv;
     /* backward: output, the gradient of qkv, of the same shape; every element is written */
     void *dqkv;
@@ -475,16 +485,16 @@ typedef struct te_attention_args {
      * column, the sum over <name>_sum_rows rows of dqkv. The sum over all rows of `sum` is the gradient of a bias that
      * is added to qkv. */
     float *sum;
-    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. If null, slower kernels run, which need no
-     * scratch memory. */
+    /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. If scratch is null, slower kernels run, which
+     * need no scratch memory. */
     void *scratch;
     /* batch: the number of sequences; seq: the number of tokens of each (with cu_seqlens: an upper bound of it) */
     int batch, seq;
-    /* the factor of the scores, which are scale * q k^T; often 1 / sqrt(head_dim) */
+    /* the scores are scale * q k^T; scale is often 1 / sqrt(head_dim) */
     float scale;
     /* The arguments of dropout. rng: the random state of this forward pass, in target memory; if null, nothing is
-     * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: the position of
-     * this rank's heads among those of all ranks. */
+     * dropped, as in inference. id: the index of the op, so that ops drop different elements. whole: which of the heads
+     * of all ranks are on this rank. */
     const te_rng *rng;
     uint32_t id;
     te_attention_shard whole;
@@ -496,16 +506,17 @@ typedef struct te_attention_args {
     int rows;
     /* The arguments of cross-attention are kv, dkv and kv_seq. The last query is at the position of the last key
      * (attention_mask.h). */
-    /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: in each row k of all heads, then v */
+    /* the keys and values, [batch * kv_seq, kv_heads * (head_dim + value_dim)]: a row consists of k of all heads, then
+     * v */
     const void *kv;
-    /* backward: output, the gradient of kv, of the same shape. Every element is written. If null, the gradient is not
-     * computed. */
+    /* backward: output, the gradient of kv, of the same shape. Every element is written. If dkv is null, the gradient
+     * is not computed. */
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative
      * bias, scratch memory of [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: output,
      * the gradient of the bias. For a table, dbias is overwritten, or added to if `accumulate` is 1; for a relative
-     * bias it receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the
+     * bias, dbias receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the
      * gradient. */
     const void *bias;
     float *bias_by_distance, *dbias;

@@ -2,7 +2,7 @@
  * processed, so that a pass computes only the rows of new tokens. The cache is in memory that the caller provides, and
  * consists of pages; a sequence takes more pages as it grows.
  *
- * Do this, for lists whose attentions are declared with (cache, 1) or, in 8 bits, (cache, int8) or (cache, e4m3):
+ * Do this, for op lists whose attentions have the option (cache, 1) or, in 8 bits, (cache, int8) or (cache, e4m3):
  *     te_cache_config config = te_cache_defaults();
  *     config.sequences = 8, config.capacity = 4096;
  *     te_model *models[] = {&block[0].model, &block[1].model, ..};
@@ -46,9 +46,9 @@ typedef struct te_cache_config {
     int page_rows;
     /* the number of pages of the cache, or 0 for as many as all sequences need at their full capacity */
     int pages;
-    /* The largest number of new tokens per sequence for which the decoding kernel can run, which divides the keys of a
-     * sequence among many blocks. Another kernel processes sequences with more new tokens. Set decode_rows to 1, or to
-     * more for speculative decoding. */
+    /* The largest number of new tokens per sequence for which the decoding kernel can run. This kernel divides the keys
+     * of a sequence among many blocks. Another kernel processes sequences with more new tokens. Set decode_rows to 1,
+     * or to more for speculative decoding. */
     int decode_rows;
 } te_cache_config;
 
@@ -80,7 +80,7 @@ TE_API int64_t te__cache_token_bytes(const te_op *op, te_dtype dtype) {
     return (int64_t)o->kv_heads * (te__cache_row_size(o->head_dim, format) + of_value) *
            (int64_t)te__cache_element_bytes((te_cache_format)format, dtype);
 }
-/* Returns the config with page_rows and pages replaced, where they are 0, by the numbers that 0 stands for
+/* Returns the config in which page_rows and pages, if they are 0, are replaced by the numbers for which 0 stands
  * (te_cache_config). */
 TE_API te_cache_config te__cache_complete(te_cache_config c) {
     if (!c.page_rows) c.page_rows = (int)te_round_up(c.capacity, TE_CACHE_MIN_PAGE);
@@ -89,7 +89,8 @@ TE_API te_cache_config te__cache_complete(te_cache_config c) {
     return c;
 }
 /* Lays out the memory for the decoding kernel's partial results, from memory + at on. All attentions of the models use
- * the same memory, so it has the size that the largest partial results need. Returns the offset of its end. */
+ * the same memory, which has the size that the largest partial results need. Returns the offset of the end of this
+ * memory. */
 TE_API size_t te__cache_lay_out_decode(te_cache_tables *t, char *memory, size_t at, te_model *const *models, int count,
                                        const te_cache_config *complete) {
     const int64_t rows = complete->decode_rows;
@@ -181,7 +182,7 @@ typedef struct te_cache_args {
     te_cache_tables t;
     te_sequences of;      /* for te_cache_begin: the first row and the number of rows of each sequence of the batch */
     const int32_t *slots; /* for te_cache_begin: te_batch.slots, which may be null */
-    /* for te_cache_truncate, te_cache_fork and te_cache_move: their arguments of these names */
+    /* arguments of te_cache_truncate, te_cache_fork and te_cache_move, which have the same names there */
     int slot, from, length;
 } te_cache_args;
 
@@ -253,9 +254,9 @@ TE_FN void te__cache_begin_body(const te_cache_args *a) {
     if (g.id == 0) *t->free_count = free_count;
 }
 /* Gives a sequence its own copy of a shared last page; called by one thread of te_cache_truncate and te_cache_fork.
- * Sequence `slot` has `length` tokens; the last of them do not fill a page, and are in page `from`, which other
- * sequences use, too. The function takes a free page for them, to which te__cache_copy will copy page `from`. If no
- * page is free, the sequence keeps only its full pages, and the error TE_CACHE_FULL is recorded. */
+ * Sequence `slot` has `length` tokens; the last tokens do not fill a page, and are in page `from`, which other
+ * sequences use, too. The function takes a free page for these tokens; te__cache_copy will copy page `from` to it. If
+ * no page is free, the sequence keeps only its full pages, and the error TE_CACHE_FULL is recorded. */
 TE_FN void te__cache_own_last_page(const te_cache_tables *t, int slot, int length, int from) {
     const int full = length / t->page_rows, has_page = *t->free_count > 0;
     if (has_page) {
@@ -295,7 +296,8 @@ TE_FN void te__cache_truncate_body(const te_cache_args *a) {
     te__cache_own_last_page(t, a->slot, keeps_tokens, last);
 }
 /* The body of the kernel of te_cache_fork, with one block. Sequence `slot`, which must be empty, becomes a copy of
- * sequence `from`. The two share all full pages; if the last page is not full, sequence `slot` gets a copy of it. */
+ * sequence `from`. Both sequences use the same full pages; if the last page is not full, sequence `slot` gets a copy of
+ * the page. */
 TE_FN void te__cache_fork_body(const te_cache_args *a) {
     const te_cache_tables *t = &a->t;
     int group;
@@ -321,16 +323,16 @@ TE_FN void te__cache_move_body(const te_cache_args *a) {
     te_block_sync(); /* all threads have read the length, which may now be changed */
     if (g.id == 0) t->length[a->slot] = length, t->length[a->from] = 0;
 }
-/* te__cache_begin waits until all earlier kernels have ended, and no later kernel starts before it has ended
- * (NO_OVERLAP). Therefore an attention may read the tables, and the keys and values of earlier batches, before the
- * kernel that precedes the attention has ended (attention_sm90_decode.h). */
+/* te__cache_begin waits until all earlier kernels have ended, and no later kernel starts before te__cache_begin has
+ * ended (NO_OVERLAP). Therefore an attention may read the tables, and the keys and values of earlier batches, before
+ * the kernel that precedes the attention has ended (attention_sm90_decode.h). */
 TE_KERNEL_IF_USED_NO_OVERLAP(te__cache_begin, TE_CACHE_THREADS, 1, te_cache_args, te__cache_begin_body(te_args))
 TE_KERNEL_IF_USED(te__cache_truncate, TE_CACHE_THREADS, 1, te_cache_args, te__cache_truncate_body(te_args))
 TE_KERNEL_IF_USED(te__cache_fork, TE_CACHE_THREADS, 1, te_cache_args, te__cache_fork_body(te_args))
 TE_KERNEL_IF_USED(te__cache_move, TE_CACHE_THREADS, 1, te_cache_args, te__cache_move_body(te_args))
 
-/* The kernel te__cache_copy copies one page of the cache, whose number is te_cache_tables.copy[0], to page copy[1].
- * Grid: one block for every TE_CACHE_COPY 4-byte words of a page. */
+/* The kernel te__cache_copy copies page te_cache_tables.copy[0] of the cache to page copy[1]. Grid: one block for every
+ * TE_CACHE_COPY 4-byte words of a page. */
 enum { TE_CACHE_COPY = TE_CUDA ? 4096 : 1 << 20 };
 TE_FN void te__cache_copy_body(const te_cache_args *a, te_block b) {
     int group;
@@ -427,8 +429,8 @@ TE_IF_USED TE_API te_status te_cache_truncate(const te_cache *c, int slot, int l
     return te__cache_copy_launch(ctx, te__cache_copy_grid(c), &a);
 }
 /* Removes all tokens of sequence `slot`, and sets *a to the arguments of a kernel that then copies or moves the tokens
- * of sequence `from` to it. If `slot` and `from` are the same sequence, nothing is removed. who: the caller's name, for
- * error texts. */
+ * of sequence `from` to sequence `slot`. If `slot` and `from` are the same sequence, nothing is removed. who: the
+ * caller's name, for error texts. */
 TE_IF_USED TE_API te_status te__cache_replace(te_cache_args *a, const te_cache *c, int slot, int from, const char *who,
                                               te_context *ctx) {
     TE_TRY(te__cache_check_slot(c, slot, who, ctx));

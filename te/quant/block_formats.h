@@ -1,5 +1,6 @@
 /* block_formats.h -- weights of 4 to 8 bits in blocks: the formats of GGUF files, byte for byte, and those of GPTQ, AWQ
- * and MXFP4 checkpoints; conversions from and to float, and te_quantized_weight, a weight whose rows are in them.
+ * and MXFP4 checkpoints; conversions from and to float, and te_quantized_weight, a weight whose rows are in these
+ * formats.
  *
  * Do this:
  *     te_dequantize_row(y, blocks, 768, TE_BLOCK_q4_k);            // the 768 values of a row
@@ -71,7 +72,7 @@ typedef struct te_weight_part {
     int64_t rows;
 } te_weight_part;
 /* A weight [rows, cols]: the rows of part[0], then those of part[1] and so on. For example, the tensors q, k and v of a
- * file are the three parts of a packed qkv weight, and each may have another format. */
+ * file are the three parts of a packed qkv weight, and the three may have different formats. */
 typedef struct te_quantized_weight {
     const te_weight_part *part;
     int parts;
@@ -92,31 +93,31 @@ TE_API uint32_t te__read_u32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 TE_API float te__read_f32(const uint8_t *p) { return te_float_of_bits(te__read_u32(p)); }
-/* Returns the scale of a row in int8, which is stored behind the row's `cols` codes. Returns 1 for all other
+/* Returns the scale of a row in int8. The scale is stored behind the row's `cols` codes. Returns 1 for all other
  * formats. */
 TE_API float te__row_scale(const void *row, int64_t cols, te_block_format f) {
     return f == TE_BLOCK_int8 ? te__read_f32((const uint8_t *)row + cols) : 1.0f;
 }
-/* te__block_has_zero_point returns whether the format is int4z, whose blocks have zero points; te__block_is_int4 also
- * returns 1 for int4 in blocks of 64 or 128. */
+/* te__block_has_zero_point returns whether the format is int4z, whose blocks have zero points. te__block_is_int4
+ * returns whether the format is int4z, or int4 in blocks of 64 or 128. */
 TE_BOTH int te__block_has_zero_point(te_block_format f) {
     return f == TE_BLOCK_int4z_32 || f == TE_BLOCK_int4z_64 || f == TE_BLOCK_int4z_128;
 }
 TE_BOTH int te__block_is_int4(te_block_format f) {
     return f == TE_BLOCK_int4_64 || f == TE_BLOCK_int4_128 || te__block_has_zero_point(f);
 }
-/* Returns half of 2^(e - 127), which is the value of e as an E8M0 scale; NaN for e = 255. Half of the scale, because it
- * is multiplied by the integers of te__e2m1_twice. */
+/* Returns half of the E8M0 scale e: half of 2^(e - 127), or NaN for e = 255. The result is multiplied by the integers
+ * of te__e2m1_twice, which are twice the values. */
 TE_API float te__half_of_e8m0(uint8_t e) {
     return te_float_of_bits(e == 255 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
 }
-/* Twice the values of the 16 E2M1 numbers. */
+/* Returns an array with twice the value of each of the 16 E2M1 numbers. */
 TE_API const int8_t *te__e2m1_twice(void) {
     static const int8_t twice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     return twice;
 }
-/* Returns the number of values of a group, which have a common scale. A block of 64 or 128 values is divided into
- * groups of 32 with equal scales. */
+/* Returns the number of values of a group. The values of a group have a common scale. A block of 64 or 128 values is
+ * divided into groups of 32 with equal scales. */
 TE_API int te__block_group(te_block_format f) { return f == TE_BLOCK_q6_k ? 16 : te_block_values(f) > 1 ? 32 : 1; }
 /* Return whether the format has offsets besides scales. */
 TE_API int te__block_has_offset(te_block_format f) {
@@ -137,8 +138,9 @@ TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int
     }
 }
 /* Unpack the eight scales and eight mins of q4_k and q5_k, 6 bits each, from 12 bytes. Bytes 0 to 3 have scales 0 to 3
- * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Bytes 8 to 11 have the low 4 bits of scales and mins 4 to 7;
- * the 2 high bits of these are the 2 high bits of bytes 0 to 7. */
+ * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Byte 8 + i has the low 4 bits of scale 4 + i and of min 4 +
+ * i. The 2 high bits of byte i are the 2 high bits of scale 4 + i, and the 2 high bits of byte 4 + i are those of min 4
+ * + i. */
 TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
     for (int i = 0; i < 4; i++) {
         scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;
@@ -212,8 +214,8 @@ TE_API void te__block_unpack(te__block_codes *c, const uint8_t *b, te_block_form
 
 /* ---- to float ---------------------------------------------------------------------------------------------------- */
 
-/* Convert the values k to k + n of the row of `cols` values at `row` to y[n]. k and n: multiples of te_block_values(f).
- */
+/* Convert values k to k + n - 1 of a row of `cols` values, which begins at `row`, to y[n]. k and n must be multiples of
+ * te_block_values(f). */
 TE_API void te__dequantize_columns(float *y, const void *row, int64_t cols, int64_t k, int64_t n, te_block_format f) {
     const uint8_t *b = (const uint8_t *)row + te__blocks_bytes(f, k);
     const int values = te_block_values(f), group = te__block_group(f), bytes = te_block_bytes(f);

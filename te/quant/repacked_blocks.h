@@ -15,8 +15,8 @@
  *             In int4 with blocks of 64 or 128, two groups are stored together, and each lane has 16 bytes of them.
  *     high    the other bits of each code: for each group 64 bytes (5-bit codes) or 128 bytes (6-bit codes)
  *     scales  all other bytes of the blocks; in formats of 32 to 128 values, in the order of rows 0, 8, 1, 9, 2, ..
- * The cells of a weight part are in row-major order. Its rows are padded with zeros to a multiple of 16. In int8, the
- * scales of 16 rows, in f32, are stored behind the cells of these rows.
+ * The cells of a weight part are in row-major order. The rows of a part are padded with zeros to a multiple of 16. In
+ * int8, the scales of 16 rows, in f32, are stored behind the cells of these rows.
  *
  * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
  * % 4, these are columns 8 t to 8 t + 7 or, in q6_k, 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3. Codes i and i + 1 of
@@ -61,7 +61,7 @@ TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
                                                         : 0;
 }
 /* te__cell_low_bytes returns how many bytes of a cell hold the low bits of the codes of a group (16 rows by 32
- * columns), te__cell_high_bytes how many hold their high bits. */
+ * columns). te__cell_high_bytes returns how many bytes hold the high bits of these codes. */
 TE_BOTH int te__cell_low_bytes(te_block_format f) { return te__cell_is_8bit(f) ? 512 : 256; }
 TE_BOTH int te__cell_high_bytes(te_block_format f) {
     return f == TE_BLOCK_q6_k ? 128 : f == TE_BLOCK_q5_0 || f == TE_BLOCK_q5_1 || f == TE_BLOCK_q5_k ? 64 : 0;
@@ -71,7 +71,7 @@ TE_BOTH int te__cell_high_bytes(te_block_format f) {
 
 /* te__cell_pairs_groups returns whether the low bits of two groups are stored together; te__cell_low_at returns where
  * the low bits of group `group` begin in a cell, in bytes; te__cell_low_lane returns the distance from the bytes of one
- * lane to those of the next. */
+ * lane to the bytes of the next lane. */
 TE_BOTH int te__cell_pairs_groups(te_block_format f) { return te__block_is_int4(f) && f != TE_BLOCK_int4z_32; }
 TE_BOTH int te__cell_low_at(te_block_format f, int group) {
     return te__cell_pairs_groups(f) ? group / 2 * 512 + group % 2 * 8 : group * te__cell_low_bytes(f);
@@ -79,9 +79,10 @@ TE_BOTH int te__cell_low_at(te_block_format f, int group) {
 TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
 
 /* Store an E2M1 number, one of four (`number`) in 16 bits. twice: two times its value. Number 0 has its sign in bit 15,
- * as a bf16 has, and its other three bits in bits 8 to 6: the two lowest exponent bits and the highest mantissa bit of
- * a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the value. Numbers 1 to 3 are
- * stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these positions. */
+ * which is the sign bit of a bf16, and its other three bits in bits 8 to 6, which are the two lowest exponent bits and
+ * the highest mantissa bit of a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the
+ * value. Numbers 1 to 3 are stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these
+ * positions. */
 TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
     const int magnitude = twice < 0 ? -twice : twice;
@@ -89,10 +90,11 @@ TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     const int bits = (twice < 0) << sign[number] | code << rest[number];
     half[0] |= (uint8_t)(bits & 255), half[1] |= (uint8_t)(bits >> 8);
 }
-/* Store the code of row `row` and column `col` of a group. low, high: the addresses of the group's two parts. A byte of
- * `low` has four bits of a code of each of the lane's two rows, those of the first row in its low half. If codes have
- * five or six bits, these are the lowest four bits in the first row and the highest four in the second row; the
- * remaining bits go to `high`. The bits of a code are then adjacent when te__cell_codes merges them. */
+/* Store the code of row `row` and column `col` of a group. low, high: the addresses of the group's two parts. Each byte
+ * of `low` has four bits of two codes, one from each of the lane's two rows; the code of the first row is in the low
+ * half of the byte. If codes have five or six bits, `low` has the lowest four bits of a code of the first row, but the
+ * highest four bits of a code of the second row; `high` has the remaining bits. With this choice the bits of a code are
+ * adjacent when te__cell_codes merges `low` and `high`. */
 TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int code, te_block_format f) {
     const int halves = f == TE_BLOCK_q6_k, upper = row / 8;
     const int lane = row % 8 * 4 + (halves ? col / 4 % 4 : col / 8), i = halves ? col % 4 + col / 16 * 4 : col % 8;
@@ -150,8 +152,8 @@ TE_API void te__cell_store_scales(uint8_t *scales, int row, const uint8_t *b, te
     default: te__cell_store_scales_k(scales, row, b); break;
     }
 }
-/* Repack one block of each of `rows` rows, at most 16, into a cell. b: the block of the first row; stride: the number
- * of bytes from one row to the next. */
+/* Repack one block from each of at most 16 rows into a cell. b: the block of the first row; stride: the number of bytes
+ * from one row to the next; rows: the number of rows. */
 TE_API void te__repack_cell(uint8_t *cell, const uint8_t *b, size_t stride, int rows, te_block_format f) {
     const int groups = te_block_values(f) / TE_CELL_GROUP, low = te__cell_low_bytes(f), high = te__cell_high_bytes(f);
     te__block_codes c;

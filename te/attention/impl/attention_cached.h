@@ -1,6 +1,6 @@
 /* attention_cached.h -- attention over a key-value cache (the option cached), on both targets: the kernel that stores
- * new keys and values in the cache, which kernels a call runs, and the macro that declares them. te/te.h leaves this
- * file out, because training uses no cache; te/cache/cache.h and te/infer.h include it.
+ * new keys and values in the cache, the choice of the kernels that a call runs, and the macro that declares these
+ * kernels. te/te.h leaves this file out, because training uses no cache; te/cache/cache.h and te/infer.h include it.
  *
  *     CUDA    On compute capability 9.0, in bf16 and f16: attention_sm90_decode.h for a few new rows (conditions:
  *             te__decode_exists), and attention_sm90_prefill.h for more, unless the cache has 8 bits (other conditions:
@@ -44,11 +44,12 @@ TE_BOTH te__cache_store_shape te__cache_store_shape_of(int heads, int kv_heads, 
     k.heads = heads, k.kv_heads = kv_heads, k.d = d, k.dv = dv, k.format = format, k.dtype = dtype;
     return k;
 }
-/* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if it
- * is not to be stored; from: the offset of the key or value in qkv; to: its offset from the start of the cache's pages;
- * swizzle: the number with which the indices of its 16-byte chunks are XORed (te__cache_swizzle). */
+/* Where the key or the value of one head of a new row is stored. key: the index of the key in its sequence, or -1 if
+ * this key and its value are not to be stored; from: the offset of the key or value in qkv; to: the offset of its copy
+ * from the start of the cache's pages; swizzle: the number that is XORed with the indices of its 16-byte chunks
+ * (te__cache_swizzle). */
 typedef struct te__cache_place { int64_t from, to; int key, swizzle; } te__cache_place;
-/* Returns how many rows of zeros follow the value of the last token of a sequence, whose index is `key`. */
+/* Returns how many rows of zeros follow the value of a sequence's last token. key: the index of this token. */
 TE_FN int te__cache_zeros_behind(const te_attention_cache *c, int key) {
     if (!c->zero_rows) return 0;
     const int in_tile = key % c->zero_rows, in_page = (int)((unsigned)key & ((1u << c->page_shift) - 1));
@@ -80,10 +81,10 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
 }
-/* A vector of up to 8 elements of a key or a value. head: its KV head; at, n: its first element in the row of this
- * head, and the number of its elements; d: the number of elements of the row. */
+/* A vector of up to 8 elements of a key or a value. head: the KV head; at: the index of the vector's first element
+ * within the key or value; n: the number of elements of the vector; d: the number of elements of the key or value. */
 typedef struct te__cache_vector { int is_value, head, at, n, d; } te__cache_vector;
-/* Returns the vector that has the number `vector` within its row of qkv, in the order of te__cache_store_vectors. */
+/* Returns the vector with the index `vector` within a row of qkv, in the order of te__cache_store_vectors. */
 TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_shape k) {
     const int key_vectors = k.kv_heads * ((k.d + 7) / 8);
     te__cache_vector v;
@@ -93,7 +94,7 @@ TE_FN te__cache_vector te__cache_vector_of(int vector, const te__cache_store_sha
     return v;
 }
 /* A sequence of the batch: its rows, how many of its tokens are already in the cache (-1 if the sequence does not fit),
- * and its page numbers. */
+ * and the indices of its pages. */
 typedef struct te__cache_sequence {
     te_sequence rows;
     int past;
@@ -105,8 +106,8 @@ TE_FN te__cache_sequence te__cache_sequence_of(const te_attention_args *a, const
     q.rows = te_sequence_rows(s, i), q.past = a->cache.past[i], q.pages = te__cache_pages(&a->cache, i);
     return q;
 }
-/* Stores a vector of n elements of dtype t at p[i]. (te_store8, which takes floats, is not used here, because nvcc 13
- * would split its 16-byte store into four stores.) */
+/* Stores a vector of n elements of dtype t at p[i]. This function exists because nvcc 13 splits the 16-byte store of
+ * te_store8, which takes floats, into four stores. */
 TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int aligned, te_dtype t) {
     float v[8];
 #if TE_CUDA
@@ -120,8 +121,8 @@ TE_FN void te__cache_store8(void *p, int64_t i, const te_vec8 *e, int n, int ali
     te_vec8_floats(v, e, t);
     te_store8(p, i, v, n, aligned, t);
 }
-/* Copies the vector v of each of TE_CACHE_STORE_AHEAD rows of qkv, beginning with row `row`, to the cache. After the
- * value of a sequence's last row, also stores rows of zeros (te_attention_cache.zero_rows). */
+/* Copies the vector v, from each of TE_CACHE_STORE_AHEAD rows of qkv, to the cache. row: the first of these rows. After
+ * the value of a sequence's last row, also stores rows of zeros (te_attention_cache.zero_rows). */
 TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences *s, int row, te__cache_vector v,
                                   const te__cache_store_shape k) {
     const int aligned = k.d % 8 == 0 && k.dv % 8 == 0;
@@ -146,7 +147,7 @@ TE_FN void te__cache_store_vector(const te_attention_args *a, const te_sequences
     }
 }
 /* Rounds the key or the value of one row and one KV head to 8 bits, and stores it in the cache. of: the KV head for a
- * key, or kv_heads + the KV head for a value. g: the lanes that together process it. */
+ * key, or kv_heads + the KV head for a value. g: the lanes that together process this row. */
 TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequences *s, int row, int of,
                                      const te__cache_store_shape k, te_lanes *g) {
     const int is_value = of >= k.kv_heads, head = is_value ? of - k.kv_heads : of, d = is_value ? k.dv : k.d;
@@ -159,7 +160,7 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
         te_load8(v, a->qkv, p.from + at, d - at < 8 ? d - at : 8, aligned, k.dtype);
         bits = te_amax_bits8(bits, v);
     }
-    /* NaN becomes infinity here, because te_lanes_max ignores NaN */
+    /* NaN is replaced by infinity here, because te_lanes_max ignores NaN */
     float amax = te_float_of_bits(bits < 0x7f800000u ? bits : 0x7f800000u);
     te_lanes_max(&amax, g);
     const te__cache_scales c = te__cache_scales_of(te_bits_of_float(amax), k.format);
@@ -175,8 +176,8 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
 }
 /* How the work of the kernel is divided into units. In the formats of 8 bits, a unit is the key or the value of one
  * head of one row; in the other formats, it is the same vector of TE_CACHE_STORE_AHEAD consecutive rows. rows: the
- * number of rows of a unit; in_row: the number of units of `rows` rows of qkv; in_block: the number of units that a
- * block stores. */
+ * number of rows of a unit; in_row: the number of units into which `rows` rows of qkv are divided; in_block: the number
+ * of units that a thread block stores. */
 typedef struct te__cache_store_work { int rows, in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
@@ -232,8 +233,9 @@ struct te__attn_sm90_cached : te__attn_sm90_prefill<T, HEADS, KV_HEADS, D, F> {}
 /* The kernels of an attention over a cache. If each sequence has only a few new rows, a call runs `decode` and then
  * `merge` (attention_sm90_decode.h). Otherwise it runs `store` and then `prefill` (attention_sm90_prefill.h) or, where
  * that kernel does not exist or does not run, `fallback`, the forward kernel for sm_80 (in f32, the kernel of
- * attention_simt_f32.h). If only some sequences have few new rows, `decode` runs for these, and `prefill` or `fallback`
- * for the others. So which kernel processes a sequence does not depend on the other sequences of the batch. */
+ * attention_simt_f32.h). If only some sequences have few new rows, `decode` processes these sequences, and `prefill` or
+ * `fallback` processes the others. Thus the choice of the kernel for one sequence does not depend on the other
+ * sequences of the batch. */
 typedef struct te__attn_cached_kernels {
     te__attn_kernel fallback;
     /* the kernel for decoding, which also stores the keys and values of the new rows in the cache */
@@ -261,8 +263,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
             encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
         if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
         te_attention_args args = *a;
-        /* If all sequences have the same number of new rows (a->seq, which is more than decode_rows), the decoding
-         * kernel has nothing to do. This is the case without cu_seqlens, or with rows == batch * seq. */
+        /* Without cu_seqlens, or with rows == batch * seq, all sequences have the same number of new rows, a->seq. This
+         * number is more than decode_rows, so the decoding kernel has nothing to do. */
         if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
             args.cache.short_rows = args.seq = decode_rows;
             TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));

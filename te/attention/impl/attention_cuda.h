@@ -1,5 +1,6 @@
-/* attention_cuda.h -- the dispatch of attention on CUDA: which kernels are compiled for an attention, which of them a
- * call runs, and the macros that declare them. This file also computes the gradient of a score bias.
+/* attention_cuda.h -- the dispatch of attention on CUDA. This file decides which kernels are compiled for an attention
+ * and which kernels a call runs, and has the macros that declare the kernels. This file also computes the gradient of a
+ * score bias.
  *
  *     f32              attention_simt_f32.h, on CUDA cores.
  *     bf16 and f16     On compute capability 9.0 attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if all
@@ -23,8 +24,8 @@
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;
 
 /* The types of the kernels for compute capability 9.0. These kernels do not support a score bias nor, in forward,
- * max_logit and values_in_keys. If one of these options is set, the alias passes f32 instead of the dtype: no such
- * kernels exist for f32 (EXISTS is 0). */
+ * max_logit and values_in_keys. If one of these options is set, the type is made for f32 instead of the dtype, because
+ * for f32 no such kernel exists (EXISTS is 0). */
 template <te_dtype T, class F>
 inline constexpr te_dtype te__attn_wgmma_dtype = F::BIAS || F::MAX_LOGIT || F::VALUES_IN_KEYS ? TE_f32 : T;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
@@ -35,34 +36,35 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 using te__attn_wgmma_backward = te__attn_sm90_backward<F::BIAS ? TE_f32 : T, HEADS, KV_HEADS, D, F>;
 
 /* ---- which kernels have code -------------------------------------------------------------------------------------
- * An instantiation that would never run is left empty, to save compile time and code. In the functions below, the
- * template parameter H is the type of the kernel for compute capability 9.0, and F has the options. Cross-attention
- * needs the code of both kernels, H and that for sm_80, because the sizes of the call decide which of them runs. */
+ * An instantiation that would never run is compiled without a body, to save compile time and code. In the functions
+ * below, the template parameter H is the type of the kernel for compute capability 9.0, and F has the options.
+ * Cross-attention needs both the kernel H and the kernel for sm_80, because the sizes of a call decide which one
+ * runs. */
 
-/* Return whether all kernels except those for compute capability 9.0 are left empty, because the option `only` is
- * TE_ATTENTION_SM90_ONLY. */
+/* Return whether all kernels except the kernels for compute capability 9.0 are compiled without a body, because the
+ * option `only` is TE_ATTENTION_SM90_ONLY. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_only_sm90(void) {
     return H::EXISTS && F::ONLY == TE_ATTENTION_SM90_ONLY && !F::CROSS;
 }
-/* Return whether the forward kernel for sm_80 is left empty: if the code is compiled only for sm_90a, the kernel H
- * always runs instead of it. */
+/* Return whether the forward kernel for sm_80 is compiled without a body. This is so if the code is compiled only for
+ * sm_90a, where the kernel H always runs instead. */
 template <class H, class F> TE_BOTH constexpr bool te__attn_replaced_by_sm90(void) {
     return H::EXISTS && TE_SM90_ONLY && !F::CROSS;
 }
 /* Return whether each query sees at least one key in this call, as the kernels for compute capability 9.0 require. In
- * self-attention each query does. */
+ * self-attention each query sees at least its own key. */
 template <class F> TE_API int te__attn_every_query_sees_a_key(const te_attention_args *a) {
     return !F::CROSS || (F::LEFT < 0 && F::RIGHT < 0) || a->seq <= a->kv_seq;
 }
 /* Called when the kernel for compute capability 9.0 cannot run. Returns an error if te__attn_only_sm90 is true, because
- * all other kernels are then left empty. */
+ * the other kernels then have no body. */
 template <class H, class F> TE_API te_status te__attn_check_only_sm90(te_context *ctx, const char *name) {
     TE_REQUIRE((!te__attn_only_sm90<H, F>()), ctx, TE_ERROR_DEVICE,
                "%s: it has kernels for compute capability 9.0 alone (sm_90a), which need scratch in backward", name);
     return TE_OK;
 }
 /* Called when the kernel for sm_90a does not run on this device. Returns an error if the device has compute capability
- * 9.0, and the forward kernel for sm_80 was left empty (te__attn_replaced_by_sm90), so that no kernel can run. */
+ * 9.0, and the forward kernel for sm_80 has no body (te__attn_replaced_by_sm90), so that no kernel can run. */
 template <class H, class F>
 TE_API te_status te__attn_check_replaced(te_context *ctx, const te_sm90_kernel *k, const char *name) {
     struct cudaFuncAttributes is;
@@ -122,9 +124,9 @@ struct te__attn_dkdv : te__attn_select_shape<T, te__attn_dkdv_shape<D, te__attn_
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the size of the kernel's shared
- * memory has been set on device d. In this case, bit d of `small` is 1 if device d runs code with the smaller tiles,
- * for 99 KB of shared memory. */
+/* A kernel, and the devices on which it is configured. Bit d of `configured` is 1 if the kernel's size of shared memory
+ * has been set on device d. If so, bit d of `small` is 1 if device d runs code with the smaller tiles, for 99 KB of
+ * shared memory. */
 typedef struct te__attn_kernel { const void *kernel; uint64_t configured, small; } te__attn_kernel;
 
 /* The sizes of a kernel's launch: the rows and the threads of a block, and its bytes of shared memory. */
@@ -136,7 +138,7 @@ template <class K> te__attn_launch_shape te__attn_launch_shape_of() {
 /* Sets the size of the kernel's shared memory on the context's device. *small: output, 1 if the code that the device
  * runs was compiled with the tiles for 99 KB of shared memory. The device alone does not decide this: a device with 99
  * KB can also run code for 8.0, whose tiles are larger. The driver is asked once for each device with an index up to
- * 63, and at each launch for other devices. None of these calls is a stream operation, so all are allowed while the
+ * 63, and at each launch for other devices. Asking the driver is not a stream operation, so it is allowed while the
  * stream is captured. */
 template <class K>
 TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *ctx, const char *name) {
@@ -161,9 +163,9 @@ TE_API te_status te__attn_configure(int *small, te__attn_kernel *k, te_context *
     (void)__atomic_fetch_or(&k->configured, bit, __ATOMIC_RELEASE);
     return TE_OK;
 }
-/* Launches a kernel of type K on `rows` rows of each of batch_heads heads; each block processes K::ROWS of the rows. A
- * kernel with more than 48 KB of shared memory is configured first, because CUDA requires a function attribute for
- * it. */
+/* Launches a kernel of type K. The call has batch_heads heads with `rows` rows each; a block processes K::ROWS rows of
+ * one head. A kernel with more than 48 KB of shared memory is configured first, because CUDA requires a function
+ * attribute for it. */
 template <class K>
 TE_API te_status te__attn_enqueue(te_context *ctx, te__attn_kernel *k, int batch_heads, int rows,
                                   const te_attention_args *a, const char *name) {
@@ -227,7 +229,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
     /* Each row of te_attention_args.sum is the sum of this many rows of dqkv, namely the rows that one warp computes.
-     * It is 0 if the kernels cannot compute `sum`. */
+     * SUM_ROWS is 0 if the kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for
@@ -260,9 +262,9 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
  * diagonal of a tile, where key - query is constant, then over all diagonals that belong to the same bucket, and stores
  * the sum of each bucket as a partial sum of the gradient.
  *
- * Floor: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half of that
- * if causal; for the dq and dkdv kernels together, the factor is 14 instead of 4), and writes the gradient once, 4
- * bytes for each pair of query and key. Measurements: docs/notes/attention.md. */
+ * Lower bounds: the kernel recomputes the products S and dP, 4 * batch * heads * queries * keys * head_dim flops (half
+ * of that if causal; for the dq and dkdv kernels together, the factor is 14 instead of 4), and writes the gradient
+ * once, 4 bytes for each pair of query and key. Measurements: docs/notes/attention.md. */
 
 /* The type that holds, for a tile of scores, the sums of the gradient dS. The type for f32 differs from that for bf16
  * and f16. Its functions: clear() sets the sums to 0, add(args, head, q0, k0) adds the dS of one head to the sums, and
@@ -279,11 +281,11 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     typedef te__attn_dbias<T, HEADS, KV_HEADS, D, F, TE__ATTN_SHARED_SMALL> small;
     static constexpr int ROWS = sums::ROWS, TILE = sums::TILE, THREADS = sums::THREADS, BLOCKS = sums::BLOCKS;
     static constexpr int RELATIVE = F::BIAS == TE_BIAS_relative;
-    /* the distance in floats between two rows of the tile of sums in shared memory; one more than TILE, to avoid bank
+    /* the distance in floats between two rows of the tile of sums in shared memory: TILE + 1, which avoids bank
      * conflicts */
     static constexpr int LD = TILE + 1;
     static constexpr int DIAGONALS = ROWS + TILE - 1;  /* the number of diagonals of a tile */
-    /* The tile of sums is stored in the memory of the operand tiles of the products, once these have been read. */
+    /* The tile of sums overwrites the operand tiles of the products, after these tiles have been read. */
     static constexpr int TILES_BYTES =
         RELATIVE && ROWS * LD * 4 > sums::TILES_BYTES ? ROWS * LD * 4 : sums::TILES_BYTES;
     static constexpr int BYTES = TILES_BYTES + te__attn_bucket_bytes<F>(ROWS, TILE);
@@ -306,7 +308,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
     }
     /* Computes partial sums of the gradient of a relative score bias. Grid: (heads, tiles of queries). Contents of
      * shared memory: the operand tiles of the products, later a tile of sums of dS in their place; the sum and the
-     * bucket of each of its diagonals; and the sum of each bucket. */
+     * bucket of each diagonal of the tile; and the sum of each bucket. */
     static __device__ __forceinline__ void buckets(const args *a) {
         constexpr int BUCKETS = F::BIAS_BUCKETS;
         float *tile = (float *)te__attention_shared, *diagonal = (float *)(te__attention_shared + TILES_BYTES);
@@ -321,8 +323,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT = TE__A
             sums s;
             s.clear();
             s.add(a, head, q0, k0);
-            /* after this barrier all threads have read the operand tiles of the products, whose memory may be
-             * overwritten */
+            /* after this barrier, all threads have read the operand tiles of the products, so the memory of these tiles
+             * may be overwritten */
             __syncthreads();
             s.each([&](int row, int column, float x) { tile[row * LD + column] = x; });
             __syncthreads();

@@ -1,8 +1,8 @@
 /* attention_fp8.h -- attention forward in FP8, for both targets: scaling, the layout of the operands, and the two
  * passes that quantize them; the kernels are in attention_host.h and attention_sm90_forward_fp8.h. q, k and v are
  * rounded to e4m3 with one scale per head. The scale depends on amax, the largest |x| of that head over all rows of the
- * call: it is 448 / amax for v, 15 / amax for k, and for q a number up to 15 / amax, chosen so that the factor from a
- * product of e4m3 numbers to a score is a power of two.
+ * call: it is 448 / amax for v, 15 / amax for k, and for q a number up to 15 / amax, chosen so that the factor that
+ * converts q k^T of e4m3 numbers to a score is a power of two.
  *
  * Do this, at file scope, then call name##_launch with name##_scratch_bytes(ctx, rows) bytes of scratch:
  *     // name, dtype, heads, kv_heads, head_dim, options
@@ -73,8 +73,8 @@ TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
     return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + elements + 4 * TE_ALIGN);
 }
 /* Returns the byte at which a key is stored in a row of the transposed v. In the accumulators of the scores, lane t of
- * a quad has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen keys; as the e4m3 operand P it needs four adjacent
- * bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
+ * a quad has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen keys; in the e4m3 operand P the lane needs four
+ * adjacent bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
 TE_BOTH int te__attn_fp8_byte_of_key(int key) {
     return (key & ~15) | (key & 6) << 1 | (key & 8) >> 2 | (key & 1);
 }
@@ -89,7 +89,7 @@ TE_FN float te__attn_fp8_scale(float amax, float limit) { return te__attn_fp8_is
 TE_FN float te__attn_fp8_inverse(float amax, float limit) { return te__attn_fp8_is_scaled(amax) ? amax / limit : 1.0f; }
 /* Returns the factor by which q k^T, computed from e4m3 numbers, must be multiplied to yield the score times log2(e),
  * if q and k are both scaled such that their amax becomes TE__ATTN_FP8_QK_MAX. The kernels use this factor rounded to a
- * power of two (te__attn_fp8_score_unit). q, k: the amax of the two heads. */
+ * power of two (te__attn_fp8_score_unit). q, k: the amax of the head of q and of the head of k. */
 TE_FN float te__attn_fp8_raw_score_unit(float q, float k, float scale) {
     const float limit = (float)TE__ATTN_FP8_QK_MAX, log2e = 1.44269504088896341f;
     return te__attn_fp8_inverse(q, limit) * te__attn_fp8_inverse(k, limit) * scale * log2e;
@@ -191,8 +191,8 @@ TE_FN void te__attn_fp8_cast(const te_attention_args *a, te_block b, te_dtype dt
     const te_attention_fp8_operands p = te__attn_fp8_operands_of(a, heads, kv_heads, d);
     int group;
     const te_lanes g = te_lanes_here(TE__ATTN_FP8_THREADS, &group);
-    /* k, v: the index of the head, counted from the first head of k, and from the first head of v. Heads of q have k <
-     * 0, and only heads of v have v >= 0. */
+    /* k: the index of the head, counted from the first head of k (negative for heads of q); v: its index counted from
+     * the first head of v (negative for heads of q and k) */
     const int64_t first = (int64_t)t.batch * a->seq, k = t.head - heads, v = k - kv_heads;
     const float limit = v >= 0 ? TE_E4M3_MAX : (float)TE__ATTN_FP8_QK_MAX, amax = p.amax[t.head];
     const float scale = k >= 0 ? te__attn_fp8_scale(amax, limit)

@@ -1,14 +1,15 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
  * and forward in FP8. A block (te_block) converts tiles of 64 queries by 64 keys to float in its scratch memory.
  *
- * A block processes 64 queries, or 64 keys. It transposes these rows once, and reads the tiles of the other operand in
- * the layout in which they are stored. With these layouts each product reads contiguous memory, and the softmax
- * processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a vector:
+ * A block processes 64 queries, or 64 keys. The block transposes these rows once, and reads the tiles of the other
+ * operand in the layout in which the tiles are stored. With these layouts each product reads contiguous memory, and the
+ * softmax processes the queries (or keys) in the lanes of vectors, so that it never has to add up the elements of a
+ * vector:
  *     forward (block of queries): S^T[key][query] = K Q^T, O[query] += P V.
  *     dq (block of queries):      S^T, dP^T[key][query] = V dO^T, dQ[query] += dS K.
  *     dkdv (block of keys):       S[query][key] = Q K^T, dP = dO V^T, dV[key] += P^T dO, dK[key] += dS^T Q.
- * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the processor's rate of
- * multiply-adds.
+ * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
+ * the processor's rate of multiply-adds.
  */
 #ifndef TE_ATTENTION_HOST_H
 #define TE_ATTENTION_HOST_H
@@ -49,7 +50,7 @@ typedef struct te__attn_head {
     int64_t row;            /* the offset, in lse, delta and row_max_logit, of the number for the head's first query */
     const void *kv;         /* the tensor that holds the keys and values */
     void *dkv;              /* the tensor that receives the gradients of the keys and values */
-    /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
+    /* With a cache: the indices of the pages of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
     int head;               /* the index of the head within the call: sequence * heads + head */
@@ -85,8 +86,8 @@ TE_FN te__attn_mask te__attn_mask_at(const te__attn_head *h, te__attn_variant f)
     return f.shifted ? te__attn_mask_between(h->seq, h->keys, f.left, f.right)
                    : te__attn_mask_of(h->seq, f.left, f.right);
 }
-/* Returns the first query of a block. If the last queries see the most keys, the first blocks process them, so that the
- * blocks with the most work start first. */
+/* Returns the first query of a block. If the last queries see the most keys, the first blocks get the last queries, so
+ * that the blocks with the most work start first. */
 TE_FN int te__attn_first_query(te__attn_mask m, te_block at) {
     return (te__attn_keys_grow(m) ? at.ny - 1 - at.y : at.y) * TE__ATTN_TILE;
 }
@@ -96,8 +97,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_of(const te__attn_call *c, int hea
     return b;
 }
 
-/* The functions te__attn_read_* read `rows` rows of q, dO, k or v, from token `row` on, into a tile of floats. ld: the
- * row length of the tile. The functions whose name ends in _transposed store the transpose, and multiply q and k by
+/* The functions te__attn_read_* read rows row to row + rows - 1 of q, dO, k or v into a tile of floats. ld: the row
+ * length of the tile. The functions whose name ends in _transposed store the transpose, and multiply q and k by
  * te__attn_score_factor; the others only convert to float. */
 TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->qkv, h->q + row * h->width, h->width, rows, c->d, c->dtype);
@@ -105,8 +106,8 @@ TE_FN void te__attn_read_q(float *to, int ld, const te__attn_call *c, const te__
 TE_FN void te__attn_read_dout(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int row, int rows) {
     te__attn_tile_read(to, ld, c->a->dout, h->out + row * h->out_width, h->out_width, rows, c->dv, c->dtype);
 }
-/* Reads rows of keys or values from the cache, as many at a time as one page contains. at: h->k or h->v, an offset
- * within a page; d: the number of elements of a row. */
+/* Reads rows of keys or values from the cache, page by page. at: h->k or h->v, an offset within a page; d: the number
+ * of elements of a row. */
 TE_FN void te__attn_read_cached(float *to, int ld, const te__attn_call *c, const te__attn_head *h, int64_t at, int d,
                                 int row, int rows) {
     const te_attention_cache *cache = &c->a->cache;
@@ -164,7 +165,7 @@ TE_FN void te__attn_online_softmax(float *s, int keys, int n, float *max, float 
         te__attn_put(rescale + q, &old), te__attn_put(max + q, &now), te__attn_put(sum + q, &add);
     }
 }
-/* Multiplies row q of O by rescale[q], for each of `rows` rows. */
+/* Multiplies row q of O by rescale[q], for q = 0 to rows - 1. */
 TE_FN void te__attn_rescale_rows(float *o, int ld, int rows, const float *rescale) {
     for (int q = 0; q < rows; q++)
         if (rescale[q] != 1)
@@ -225,8 +226,8 @@ TE_FN void te__attention_forward_host(const te__attn_call *c, te_block at, float
                                  triangle ? TE__ATTN_DEPTH_TO_ROW : TE__ATTN_ALL);
     }
     for (int q = 0; q < queries; q++) {
-        /* 1 if the query sees no key. Then its output is 0, and its lse is infinity, so that all its probabilities are
-         * 0 in backward. */
+        /* 1 if the query sees no key. Its output is then 0, and its lse is infinity, so that all its probabilities
+         * become 0 in backward. */
         const int empty = (f.shifted || f.bias) && !(sum[q] > 0);
         te__attn_out_write(a, h.out + (q0 + q) * h.out_width, o + q * ldv, c->dv,
                            empty ? 0.0f : (f.drop && a->rng ? f.factor : 1.0f) / sum[q], c->dtype);
@@ -355,8 +356,9 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
 }
 
 /* ---- the gradient of a score bias --------------------------------------------------------------------------------
- * If the bias is a table, a block computes the gradient of a tile of 64 queries by 64 keys. If it is relative, a block
- * processes 64 queries and all keys, tile by tile. In both cases the block adds up dS over the sequences in order. */
+ * If the bias is a table, a block computes the gradient of a tile of 64 queries by 64 keys. If the bias is relative, a
+ * block processes 64 queries and all keys, tile by tile. In both cases the block adds up dS over the sequences in
+ * order. */
 
 /* Adds dS = P (dP - delta) of one head of one sequence to sum[query][key], the sums of a tile, which begins at query q0
  * and key k0. Returns 0 if all pairs of the tile are masked, else 1. s: scratch memory. */
@@ -426,8 +428,8 @@ TE_FN void te__attention_dbias_buckets_host(const te__attn_call *c, te_block at,
         int seen = 0;
         memset(sum, 0, sizeof(float) * TE__ATTN_TILE * TE__ATTN_TILE);
         for (int batch = 0; batch < a->batch; batch++) seen |= te__attn_dbias_add(sum, c, batch, at.x, q0, k0, s);
-        /* Add up each diagonal of the tile, on which `distance`, key - query relative to the tile's first pair, is
-         * constant. */
+        /* Add up each diagonal of the tile. On a diagonal, `distance` is constant: the key minus the query, both
+         * counted from the start of the tile. */
         for (int distance = 1 - TE__ATTN_TILE; seen && distance < TE__ATTN_TILE; distance++) {
             const int last = te__attn_min(TE__ATTN_TILE, TE__ATTN_TILE - distance);
             float diagonal = 0;
@@ -445,7 +447,7 @@ TE_FN void te__attention_dbias_host(const te__attn_call *c, te_block at, float *
 
 /* ---- forward in FP8 (attention_fp8.h) ---------------------------------------------------------------------------- */
 
-/* Converts `rows` rows of d numbers in e4m3 to floats, to[rows][ld]. width: the distance between two rows in `from`, in
+/* Converts a matrix [rows, d] in e4m3 to floats, to[rows][ld]. width: the distance between two rows in `from`, in
  * bytes. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_fp8_tile_read(float *to, int ld, const uint8_t *from, int64_t width, int rows, int d) {
     memset(to, 0, (size_t)(((rows + 3) & ~3) * ld) * sizeof(float));

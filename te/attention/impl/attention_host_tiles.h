@@ -38,9 +38,10 @@ typedef uint32_t te__attn_vector_words __attribute__((vector_size(TE__ATTN_LANES
 enum { TE__ATTN_TILE = 64 };
 #define TE__ATTN_LOG2E 1.4426950408889634f
 #define TE__ATTN_LN2 0.6931471805599453f
-/* TE__ATTN_PADDED: the row length of a tile of q, k or v, which is a multiple of 32. TE__ATTENTION_FLOATS: the number
- * of floats of a block's scratch memory. It is enough for every kernel; the dkdv kernel needs most, namely three tiles
- * with rows of head_dim numbers, three with rows of value_dim numbers, and two tiles of scores. */
+/* TE__ATTN_PADDED: the row length of a tile of q, k or v: the head size, rounded up to a multiple of 32.
+ * TE__ATTENTION_FLOATS: the number of floats of a block's scratch memory. This memory is enough for every kernel; the
+ * dkdv kernel needs the most, namely three tiles with rows of head_dim numbers, three with rows of value_dim numbers,
+ * and two tiles of scores. */
 #define TE__ATTN_PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 #define TE__ATTENTION_FLOATS(head_dim, value_dim) \
     (TE__ATTN_TILE * (3 * TE__ATTN_PADDED(head_dim) + 3 * TE__ATTN_PADDED(value_dim) + 2 * TE__ATTN_TILE + 5))
@@ -85,9 +86,9 @@ TE_FN int te__attn_min(int a, int b) { return a < b ? a : b; }
 
 /* ---- the matrix product ------------------------------------------------------------------------------------------ */
 
-/* Which elements of a matrix product are needed, or which terms the sums in its elements have. All values except
+/* Says which elements of a matrix product are needed, or which terms each sum of the product has. All values except
  * TE__ATTN_ALL are for a tile of scores that lies on the diagonal of a causal mask. te__attn_product may compute more
- * than what is needed. */
+ * elements than are needed. */
 enum te__attn_region {
     TE__ATTN_ALL,
     TE__ATTN_COLUMNS_FROM_ROW, /* only the elements of the product in row i and column j >= i are needed */
@@ -164,13 +165,13 @@ TE_FN void te__attn_accumulate(float *out, int ld, const float *scores, const fl
 
 /* ---- rows and tiles in memory ------------------------------------------------------------------------------------ */
 
-/* Copies n elements of `from`, from index `at` on, to `to`, as floats. */
+/* Copies elements at to at + n - 1 of the array `from` to the array `to`, and converts them to float. */
 TE_FN void te__attn_row_read(float *__restrict to, const void *__restrict from, int64_t at, int n, te_dtype t) {
     if (t == TE_f32) memcpy(to, (const float *)from + at, (size_t)n * sizeof(float));
     else for (int c = 0; c < n; c++) to[c] = te_load(from, at + c, t);
 }
-/* Reads `rows` rows of d numbers into to[TE__ATTN_TILE][ld]. at: the index of the first row's first element in `from`;
- * width: the distance between two rows. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
+/* Reads a matrix [rows, d] into to[TE__ATTN_TILE][ld]. at: the index of the matrix's first element in `from`; width:
+ * the distance between two rows. `to` is padded with zeros to ld columns and to a multiple of 4 rows. */
 TE_FN void te__attn_tile_read(float *to, int ld, const void *from, int64_t at, int64_t width, int rows, int d,
                               te_dtype t) {
     for (int r = 0; r < rows; r++) {
@@ -188,9 +189,9 @@ TE_FN void te__attn_row_dequantize(float *to, int ld, const uint8_t *from, int d
         for (int c = 0; c < d; c++) to[c] = te_float_of_e4m3(from[c]) * scale;
     for (int c = d; c < ld; c++) to[c] = 0;
 }
-/* Reads `rows` rows of d numbers, multiplies them by `factor` and stores their transpose in to[d][TE__ATTN_TILE], as
- * floats. at: the index of the first row's first element in `from`; width: the distance between two rows. Columns from
- * `rows` on become zeros. */
+/* Reads a matrix [rows, d], multiplies its elements by `factor`, and stores the transpose in to[d][TE__ATTN_TILE], as
+ * floats. at: the index of the matrix's first element in `from`; width: the distance between two rows. The columns of
+ * `to` from column `rows` on become zeros. */
 TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at, int64_t width, int rows, int d,
                                               float factor, te_dtype t) {
     float row[TE_ATTENTION_MAX_LATENT_DIM];
@@ -200,8 +201,8 @@ TE_FN void te__attn_tile_read_transposed(float *to, const void *from, int64_t at
         for (int c = 0; c < d; c++) to[c * TE__ATTN_TILE + r] = factor * row[c];
     }
 }
-/* Multiplies a row of d numbers by `factor` and stores it from index `at` of `to` on. If amax is not null, *amax
- * becomes the maximum of itself and the largest stored magnitude. */
+/* Multiplies a row of d numbers by `factor`, and stores the results in `to`, beginning at index `at`. If amax is not
+ * null, *amax becomes the maximum of itself and the largest stored magnitude. */
 TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, float factor, te_dtype t, float *amax) {
     int group;
     uint32_t largest = 0;
@@ -213,9 +214,9 @@ TE_FN void te__attn_row_write(void *to, int64_t at, const float *from, int d, fl
     }
     te_amax_atomic_max(amax, largest, te_lanes_here(1, &group));
 }
-/* Multiplies a row of d numbers by `factor` and stores it in a->out, from index `at` on. If a->out_scale is not null,
- * each number is rounded to the dtype, multiplied by *out_scale and stored in e4m3; otherwise this is
- * te__attn_row_write. */
+/* Multiplies a row of d numbers by `factor`, and stores the results in a->out, beginning at index `at`. If a->out_scale
+ * is not null, each result is rounded to the dtype t, multiplied by *out_scale and stored in e4m3; otherwise it is
+ * stored by te__attn_row_write. */
 TE_FN void te__attn_out_write(const te_attention_args *a, int64_t at, const float *from, int d, float factor,
                               te_dtype t) {
     if (!a->out_scale) te__attn_row_write(a->out, at, from, d, factor, t, a->amax);
@@ -241,16 +242,15 @@ TE_FN void te__attn_apply_mask_by_key(float *s, te__attn_mask m, int q0, int k0,
 TE_FN void te__attn_apply_mask_by_query(float *s, te__attn_mask m, int q0, int k0, int queries) {
     for (int q = 0; q < queries; q++) te__attn_mask_row(s + q * TE__ATTN_TILE, te__attn_keys_of(m, q0 + q, 1), k0);
 }
-/* Returns whether the pairs on one side of the tile's diagonal are all masked, so that products need not compute them.
- * This means that for each i, no query before q0 + i sees key k0 + i. It suffices to test the last key: the first query
- * that sees a key advances by at most one from each key to the next. */
+/* Returns whether, for each i, key k0 + i is hidden from all queries before q0 + i. All pairs on one side of the tile's
+ * diagonal are then masked, and products need not compute them. The test of the last key suffices, because the first
+ * query that sees a key advances by at most one from each key to the next. */
 TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
     return te__attn_queries_of(m, k0 + keys - 1, 1).first >= q0 + keys - 1;
 }
 
-/* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score in base 2, i.e.
- * times log2(e). With softcap it is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score /
- * softcap). */
+/* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score times log2(e). With
+ * softcap, q k^T is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score / softcap). */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
@@ -262,8 +262,8 @@ TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f)
             te__attn_get(&e, s + j), te__attn_tanh(&e), e *= f.softcap * TE__ATTN_LOG2E, te__attn_put(s + j, &e);
         }
 }
-/* Multiplies x by the derivative of softcap. e: the score after softcap; where it is masked (-inf), the derivative is
- * 0. */
+/* Multiplies x by the derivative of softcap. e: the scores after softcap; the derivative is 0 where the score is masked
+ * (-inf). */
 TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *e, te__attn_variant f) {
     if (f.softcap > 0) {
         const te__attn_vector t = *e * (1 / (f.softcap * TE__ATTN_LOG2E)), slope = 1 - t * t;
@@ -293,9 +293,9 @@ typedef struct te__attn_score_bias {
     int head, shift;
     te_dtype dtype;
 } te__attn_score_bias;
-/* Adds the score bias, times log2(e), to a vector of scores. If by_key is 1, the vector belongs to one query and the
- * keys from `key` on; if 0, to one key and the queries from `query` on. For pairs outside a bias table, which lie past
- * the end of the sequence, 0 is added. */
+/* Adds the score bias, times log2(e), to a vector of scores. If by_key is 1, the vector has the scores of one query and
+ * consecutive keys, beginning with `key`; if by_key is 0, the scores of one key and consecutive queries, beginning with
+ * `query`. Pairs outside a bias table lie past the end of the sequence; 0 is added to their scores. */
 TE_FN void te__attn_add_score_bias(te__attn_vector *x, const te__attn_score_bias *from, int query, int key, int by_key,
                                    te__attn_variant f) {
     const te_attention_args *const a = from->a;

@@ -34,13 +34,13 @@ typedef struct te__attn_mask {
     /* how many keys before (left) and after (right) its own position a query sees, or TE_ATTENTION_ALL */
     int left, right;
     /* the number of keys minus the number of queries; in self-attention the constant 0, so that the compiler removes
-     * it */
+     * the additions of `shift` */
     int shift;
 } te__attn_mask;
 
-/* For a block of queries, two ranges of keys: those that at least one of the queries sees, and those that all of the
- * queries see. Or for a block of keys, two ranges of queries: those that see at least one of the keys, and those that
- * see all of the keys. */
+/* Two ranges of tokens. For a block of queries: the keys that at least one of the queries sees, and the keys that all
+ * of the queries see. For a block of keys: the queries that see at least one of the keys, and the queries that see all
+ * of the keys. */
 typedef struct te__attn_range {
     /* The tokens from `first` to `end` (exclusive): the keys that at least one query of the block sees or, for a block
      * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
@@ -63,16 +63,15 @@ TE_BOTH te__attn_mask te__attn_mask_between(int queries, int keys, int left, int
     m.queries = queries, m.keys = keys, m.left = left, m.right = right, m.shift = keys - queries;
     return m;
 }
-/* Return whether later queries see more keys than earlier ones (with a bound on the left: until the window is full). If
- * so, kernels process the last queries first, so that the blocks with the least work come last and all multiprocessors
- * finish at about the same time. */
+/* Return whether later queries see more keys than earlier queries (with a bound on the left, this holds until the
+ * window is full). If so, kernels process the last queries first: the blocks with the least work then run last, and all
+ * multiprocessors finish at about the same time. */
 TE_BOTH int te__attn_keys_grow(te__attn_mask m) { return m.right >= 0; }
 
 /* Return whether the mask hides any key from any query. If not, every query sees every key. */
 TE_BOTH int te__attn_has_mask(te__attn_mask m) { return m.left >= 0 || m.right >= 0; }
 
-/* Returns the index of the first of the `count` tokens before `token`, but at least 0. Returns 0 if count < 0 (no
- * bound). */
+/* Returns the first of the `count` tokens before `token`, but at least 0. Returns 0 if count < 0 (no bound). */
 TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
@@ -89,8 +88,8 @@ TE_BOTH int te__attn_keys_first(te__attn_mask m, int query) { return te__attn_ra
 TE_BOTH int te__attn_keys_end(te__attn_mask m, int query) {
     return te__attn_clamp_end(m, te__attn_range_end(query + m.shift, m.right, m.keys));
 }
-/* Return the first query that sees a key. With a causal mask and no shift it is `key` itself; this case needs no
- * comparison. */
+/* Return the first query that sees a key. With a causal mask and no shift, the first query is `key` itself, and no
+ * comparison is needed. */
 TE_BOTH int te__attn_queries_first(te__attn_mask m, int key) {
     return m.right || m.shift ? te__attn_range_first(key - m.shift, m.right) : key;
 }
@@ -123,30 +122,29 @@ TE_BOTH te__attn_range te__attn_in_tiles(te__attn_range s, int size) {
     t.all_first = (s.all_first + size - 1) / size, t.all_end = s.all_end / size;
     return t;
 }
-/* Return whether at >= first. `at` is never negative, so the test first <= 0 changes nothing; but with it, the compiler
- * replaces the call by 1 if `first` is the constant 0. */
+/* Return whether at >= first. The test first <= 0 does not change the result, because `at` is never negative; the test
+ * lets the compiler replace the call by 1 if `first` is the constant 0. */
 TE_BOTH int te__attn_reaches(int first, int at) { return first <= 0 || at >= first; }
 /* Return whether at least one of the `count` tokens from `at` on is in the range from s.first to s.end (exclusive). */
 TE_BOTH int te__attn_intersects(te__attn_range s, int at, int count) {
     return at < s.end && te__attn_reaches(s.first, at + count - 1);
 }
-/* Returns whether a tile of scores needs the mask, i.e. whether one of its pairs of query and key is masked. If s is
- * the result of te__attn_keys_of for the tile's queries, the tile's keys are the `count` keys from `at` on. If s is the
- * result of te__attn_queries_of for the tile's keys, the tile's queries are the `count` queries from `at` on. If
+/* Returns whether a tile of scores needs the mask, i.e. whether a pair of a query and a key of the tile is masked. If s
+ * is the result of te__attn_keys_of for the tile's queries, the tile's keys are the `count` keys from `at` on. If s is
+ * the result of te__attn_queries_of for the tile's keys, the tile's queries are the `count` queries from `at` on. If
  * te__attn_in_tiles has converted s to tiles, `at` and `count` are in tiles, too. */
 TE_BOTH int te__attn_needs_mask(te__attn_range s, int at, int count) {
     return at + count > s.all_end || !te__attn_reaches(s.all_first, at);
 }
 
-/* Return whether a query sees a key. This function is the cheaper one of te__attn_sees and te__attn_seen in a thread
- * that has few queries and many keys, because the compiler moves the computation for each query out of the loop over
- * keys. */
+/* Return whether a query sees a key. In a thread that has few queries and many keys, this function is cheaper than
+ * te__attn_seen, because the compiler moves the computation for each query out of the loop over keys. */
 TE_BOTH int te__attn_sees(te__attn_mask m, int query, int key) {
     return key < te__attn_keys_end(m, query) && te__attn_reaches(te__attn_keys_first(m, query), key);
 }
-/* Return whether a query sees a key that lies inside the sequence. This function is cheaper than te__attn_sees in a
- * thread that has few keys and many queries, because the compiler moves the computation for each key out of the loop
- * over queries. */
+/* Return whether a query sees a key. The key must lie inside the sequence. This function is cheaper than te__attn_sees
+ * in a thread that has few keys and many queries, because the compiler moves the computation for each key out of the
+ * loop over queries. */
 TE_BOTH int te__attn_seen(te__attn_mask m, int key, int query) {
     return (m.right < 0 || query >= te__attn_queries_first(m, key)) &&
            (m.left < 0 || query < te__attn_queries_end(m, key));

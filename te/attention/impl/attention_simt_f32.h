@@ -2,12 +2,12 @@
  * 512 (te/attention/attention_options.h).
  *
  * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes elements
- * in rows y + 16 i, for i = 0, 1, ..; in a tile of scores, those in columns x + 16 j, and in an output, those in
- * columns 4 * (x + 16 j) to 4 * (x + 16 j) + 3. A product reads 4 columns of both operands at a time. If T is 64, a
- * thread thus loads 8 vectors of 16 bytes for 64 multiply-adds.
+ * in the rows y, y + 16, y + 32 and so on. In a tile of scores, these are the elements in columns x, x + 16 and so on;
+ * in an output, these are groups of four columns, which begin at columns 4 x, 4 (x + 16) and so on. A product reads 4
+ * columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16 bytes for 64 multiply-adds.
  *
- * Floor: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by the f32 rate of the
- * CUDA cores.
+ * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
+ * the f32 rate of the CUDA cores.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SIMT_F32_H
@@ -26,9 +26,10 @@ template <int D, int SIZE> struct te__attn_f32_shape {
     static constexpr int COLS = (PAD / 4 + 15) / 16;
     static constexpr int ROWS = T, THREADS = 256, BLOCKS = 1;
 };
-/* The larger one of the row lengths of tiles with D and with V columns. */
+/* The row length of a tile with max(D, V) columns. */
 template <int D, int V> constexpr int te__attn_f32_max_ld(void) { return te__attn_f32_shape<D < V ? V : D, 16>::LD; }
-/* The bytes of shared memory of tiles of Q, of K (later V) and of P with T rows each. A row of P has T + 4 floats. */
+/* The bytes of shared memory of three tiles with T rows each: a tile of Q, a tile of K (later V), and a tile of P. A
+ * row of P has T + 4 floats. */
 template <int D, int V> constexpr int te__attn_f32_forward_bytes(int T) {
     return T * (te__attn_f32_shape<D, 16>::LD + te__attn_f32_max_ld<D, V>() + T + 4) * 4;
 }
@@ -44,16 +45,16 @@ struct te__attn_f32_forward_shape : te__attn_f32_shape<D, te__attn_f32_forward_r
     typedef te__attn_f32_shape<V, qk::T> value;
     static constexpr int KV_LD = te__attn_f32_max_ld<D, V>(), BYTES = te__attn_f32_forward_bytes<D, V>(qk::T);
 };
-/* The bytes of shared memory of tiles of Q, dO, K, V and dS with T rows each. A row of dS has T + 4 floats, rows of the
- * other tiles have LD (te__attn_f32_shape). three: 1 if two of the four tiles Q, dO, K and V use the same memory
+/* The bytes of shared memory of five tiles with T rows each: Q, dO, K, V and dS. A row of dS has T + 4 floats, rows of
+ * the other tiles have LD (te__attn_f32_shape). three: 1 if two of the four tiles Q, dO, K and V use the same memory
  * (te__attn_f32_reloads). */
 template <int D, int V> constexpr int te__attn_f32_dq_bytes(int T, int three) {
     constexpr int BOTH = te__attn_f32_shape<D, 16>::LD + te__attn_f32_shape<V, 16>::LD;
     return T * (BOTH + (three ? te__attn_f32_max_ld<D, V>() : BOTH) + T + 4) * 4;
 }
 /* Returns whether two of the four tiles Q, dO, K and V use the same memory, because all four do not fit even with only
- * 16 rows each. In the dq kernel these two are K and V, in the dkdv kernel Q and dO. In each step the kernel then loads
- * one of the two tiles twice. */
+ * 16 rows each. The two tiles are K and V in the dq kernel, and Q and dO in the dkdv kernel. In each step the kernel
+ * then loads one of the two tiles twice. */
 template <int D, int V> constexpr int te__attn_f32_reloads(void) {
     return te__attn_f32_dq_bytes<D, V>(16, 0) > TE__ATTN_SHARED_SMALL;
 }
@@ -362,7 +363,7 @@ template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dq_f
 }
 
 /* The dkdv kernel of backward: dV = P^T dO, dK = scale * dS^T Q. Grid: (batch * kv_heads, tiles of keys). Shared memory
- * holds Q, dO, K, V and P, which dS later overwrites. With RELOADS, dO uses the memory of Q. */
+ * holds Q, dO, K, V and P; dS later overwrites P. With RELOADS, dO uses the memory of Q. */
 template <int HEADS, int KV_HEADS, int D, class F> TE_FN void te__attention_dkdv_f32(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), ALIGNED = D % 4 == 0 && V % 4 == 0;
     typedef te__attn_f32_dq_shape<D, V> C;
@@ -458,8 +459,8 @@ template <int HEADS, int KV_HEADS, int D, class F> struct te__attn_dbias_f32 {
         float s[C::R][C::R], dp[C::R][C::R];
         const float *qkv = (const float *)a->qkv, *kv = (const float *)te__attn_kv<F>(a);
         const float c = te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E;
-        /* after this barrier all threads have read the tiles of the previous sequence, whose memory may be
-         * overwritten */
+        /* after this barrier, all threads have read the tiles of the previous sequence, so the memory of these tiles
+         * may be overwritten */
         __syncthreads();
         te__attn_f32_load<C, D, ALIGNED>(tile.q, qkv + h.q + q0 * h.width, h.width, h.seq - q0);
         te__attn_f32_load<CV, V, ALIGNED>(tile.dout, (const float *)a->dout + h.out + q0 * h.out_width, h.out_width,

@@ -7,10 +7,11 @@
  *     dq kernel:     delta = rowsum(dO * O), dP = dO V^T, dS = P * (dP - delta), dQ = scale * dS K
  *     dkdv kernel:   dV = P^T dO, dK = scale * dS^T Q, both summed over all query heads that share the KV head
  *
- * Floor: 6 * n flops for the products S, dP and dQ of the dq kernel, and 8 * n flops for S, dP, dV and dK of the dkdv
- * kernel, where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that computes S and dP
- * only once needs 10 * n flops. If v has another head size, it takes the place of head_dim in the flops of dP and dV. P
- * and dS are rounded to the dtype for their products. Measurements: docs/notes/attention.md.
+ * Lower bound of the work: 6 * n flops for the products S, dP and dQ of the dq kernel, and 8 * n flops for S, dP, dV
+ * and dK of the dkdv kernel, where n = batch * heads * seq^2 * head_dim, or half of that if causal. An algorithm that
+ * computes S and dP only once needs 10 * n flops. If the head size of v is not head_dim, it takes the place of head_dim
+ * in the flops of dP and dV. P and dS are rounded to the dtype for their products. Measurements:
+ * docs/notes/attention.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM80_BACKWARD_H
@@ -30,8 +31,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dq_shap
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of dQ
-     * are divided; each slice is computed by WARPS warps. */
+    /* WARPS: how many groups of M * 16 rows a block has. SLICES: the number of slices into which the columns of dQ are
+     * divided. Each warp computes one slice of one group of rows. */
     static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : bytes(2 * M * 16, 16) <= LIMIT ? 2 : 1;
     static constexpr int SLICES = te__attn_slices<D>(), ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
     static constexpr int TILE = bytes(ROWS, 32) <= LIMIT ? 32 : 16, BYTES = bytes(ROWS, TILE);
@@ -57,9 +58,10 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), OUT_ROW = te__attn_row_bytes<V>();
     constexpr uint32_t K_BYTES = TILE * ROW, STAGE_BYTES = TILE * (ROW + OUT_ROW);
 
-    /* The work of this block and this warp. warp: the index of the warp among those with different rows; slice: the
-     * index of its slice of dQ; q0: the first query of the block; row0: the first query of the warp; tiles: the tiles
-     * of keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
+    /* The work of this block and this warp. warp: the index, within the block, of the group of M * 16 queries that this
+     * warp processes; slice: the index of the slice of dQ that this warp computes; q0: the first query of the block;
+     * row0: the first query of the warp; tiles: the tiles of keys that the block's queries see; warp_tiles: the tiles
+     * of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
     const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =
@@ -90,8 +92,8 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + m * 16 + g + e * 8;
-            /* the sum of this lane's terms of rowsum(dO * O): a row has four lanes, and each adds up 8 of every 32
-             * numbers */
+            /* the sum of this lane's terms of rowsum(dO * O): four lanes share a row, and each lane adds up 8 of every
+             * 32 numbers */
             float delta = 0;
             if (row < seq)
                 for (int d = t * 8; d < V; d += 32) {
@@ -182,8 +184,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: if 1, a block processes 128 keys, and 64 queries at a time. If 0, up to head size 64, it processes half as
-     * many of both, so that up to three blocks run on a multiprocessor. */
+    /* WIDE: if 1, a block processes 128 keys, and 64 queries at a time. If 0, up to head size 64, a block processes
+     * half as many keys and half as many queries at a time, so that up to three blocks run on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= LIMIT;
     static constexpr int M = MAX_DIM <= 128 ? 2 : 1;
@@ -208,7 +210,7 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
 };
 
 /* Starts to load Q, dO, lse and delta of one query head to shared memory, for the TILE queries from q0 on. member: the
- * index of the query head among those that share the KV head; the first of them is h.head. */
+ * index of the query head among the query heads that share the KV head, of which h.head is the first. */
 template <int D, int V, int64_t QKV, int64_t OUT, class C>
 TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attention_args *a, const te__attn_head &h,
                                  int member, int q0) {
@@ -220,16 +222,16 @@ TE_FN void te__attn_queries_load(uint32_t q_tile, uint32_t lse, const te_attenti
     const float *p = (threadIdx.x < C::TILE ? a->lse : a->delta) + (h.row + (int64_t)member * h.rows + q0);
     if (threadIdx.x < 2 * C::TILE) te__attn_copy4(lse + threadIdx.x * 4, r < valid ? p + r : p, r < valid);
 }
-/* Returns where the rows of V (is_v = 1) or K (is_v = 0) of a pair of warps begin in shared memory, in bytes from the
- * tile of K. row: the first of these rows, counted from the block's first key; rows: the number of keys of the
- * block. */
+/* Returns the offset, in bytes, from the tile of K in shared memory to the rows of V (is_v = 1) or K (is_v = 0) that
+ * belong to a pair of warps. row: the first row of the pair of warps, counted from the block's first key; rows: the
+ * number of keys of the block. */
 template <int D, int V> TE_FN uint32_t te__attn_pair_rows(int is_v, int row, int rows) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_ROW = te__attn_row_bytes<V>();
     if (V == D) return (uint32_t)(is_v * rows + row) * ROW;
     return is_v ? rows * ROW + row * V_ROW : row * ROW;
 }
-/* Reinterprets the array `sum`, which is large enough for the larger of head_dim and V, as the accumulators of one
- * slice of a head of size N. No data is moved. */
+/* Returns the array `sum` as the accumulators of one slice of a head of size N, where N is head_dim or V. `sum` is
+ * large enough for the larger of these sizes. No data is moved. */
 template <int N, int M, int MAX_TILES>
 TE_FN float (&te__attn_accumulator_view(float (&sum)[M][MAX_TILES][4]))[M][te__attn_slice<N>() / 8][4] {
     return *(float (*)[M][te__attn_slice<N>() / 8][4])(void *)&sum[0][0][0];
@@ -245,8 +247,8 @@ struct te__attn_dkdv_step {
     int batch, head;
     int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
     float unit, c;             /* unit: the unit of scores (te__attn_score_unit); c: the unit times log2(e) */
-    /* The lse (in the dK warp: the delta) of this lane's queries: column[4 n] is that of the two queries that the lane
-     * has among columns 8 n to 8 n + 7 of the tile of scores. */
+    /* The lse (in the dK warp: the delta) of this lane's queries. Among columns 8 n to 8 n + 7 of the tile of scores
+     * the lane has two queries, whose numbers are in column[4 n]. */
     const float2 *column;
     /* the address in shared memory at which this lane stores (in the dV warp), or loads (in the dK warp), its elements
      * of P^T */
@@ -269,8 +271,8 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
 }
 
 /* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of dP^T -
- * delta in dS^T. It is P (1 - t^2), where t is the tanh of the softcap (without softcap: P), and has a negative sign if
- * the pair of query and key was dropped. */
+ * delta in dS^T. This factor is P (1 - t^2), where t is the tanh of the softcap, or P without softcap; it has a
+ * negative sign if the pair of query and key was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -370,10 +372,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     constexpr uint32_t STAGE_BYTES = TILE * (ROW + V_ROW), V_AT = C::ROWS * ROW;
     static_assert(2 * TILE <= C::THREADS, "te: attention: one thread copies one lse or delta");
 
-    /* The work of this block and this warp. makes_dk, slice: which of dV and dK the warp accumulates, and which slice
-     * of it. A warp is idle if its slice does not exist: dV may have one slice and dK two, or the opposite. k0: the
-     * first key of the block; key0: the first key of this pair of warps; tiles: the tiles of queries that see the
-     * block's keys; warp_tiles: the tiles of queries that see the pair's keys. */
+    /* The work of this block and this warp. makes_dk: 1 if the warp accumulates dK, 0 if dV; slice: which slice of dK
+     * or dV it accumulates. A warp is idle if its slice does not exist, because dV may have one slice and dK two, or
+     * the opposite. k0: the first key of the block; key0: the first key of this pair of warps; tiles: the tiles of
+     * queries that see the block's keys; warp_tiles: the tiles of queries that see the pair's keys. */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pair = warp % C::PAIRS, makes_dk = warp / C::PAIRS / C::SLICES, slice = warp / C::PAIRS % C::SLICES;
     const int is_idle = slice >= (makes_dk ? te__attn_slices<D>() : te__attn_slices<V>());
@@ -386,8 +388,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const te__attn_range warp_tiles = te__attn_in_tiles(te__attn_queries_of(mask, key0, M * 16), TILE);
     const int steps = (tiles.end - tiles.first) * GROUP;
 
-    /* Addresses in shared memory. rows: where the rows of K (in the dK warp: of V) begin that this pair of warps
-     * multiplies, in bytes from k_tile; lse_delta: for each stage, the lse of its queries, then their delta. */
+    /* Addresses in shared memory. rows: the offset from k_tile, in bytes, of the rows of K (in the dK warp: of V) that
+     * this pair of warps multiplies; lse_delta: for each stage, the lse of its queries, then their delta. */
     const uint16_t *kv = (const uint16_t *)te__attn_kv<F>(a);
     const uint32_t k_tile = te__shared_address(te__attention_shared), q_tile = k_tile + C::ROWS * (ROW + V_ROW);
     const uint32_t rows = te__attn_pair_rows<D, V>(makes_dk, pair * M * 16, C::ROWS);
@@ -402,7 +404,7 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     uint32_t held[M][HELD ? te__attn_columns<D>() / 16 : 1][4];
     float sum[M][C::MAX_SLICE / 8][4] = {}; /* the accumulators of dV; in the dK warp, of dK */
     for (int i = 0, tile = tiles.first, member = 0; i < steps; i++) {
-        /* Wait for this tile of queries, then start to load the next one, which belongs to the same query head or to
+        /* Wait for this tile of queries, then start to load the next tile, which belongs to the same query head or to
          * the next query head that shares the KV head. */
         const int tile_now = tile, head = head0 + member;
         te__attn_wait_copies();
@@ -419,8 +421,8 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
         if constexpr (HELD != 0)
             if (i == 0) te__attn_load_fragments<M, D>(held, k_tile + rows + te__attn_lane_a<D>(lane));
         if (is_idle || (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, tile_now, 1))) {
-            /* No query of the tile sees a key of this pair of warps, or this warp is idle: it only takes part in the
-             * barrier that other warps need to exchange P^T. */
+            /* No query of the tile sees a key of this pair of warps, or this warp is idle: the warp only takes part in
+             * the barrier that other warps need to exchange P^T. */
             __syncthreads();
             continue;
         }
@@ -443,11 +445,11 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
             te__attn_product_nt<T, M, N, D, HELD>(s, held, k_tile + rows + te__attn_lane_a<D>(lane),
                                                   b_nt + te__attn_lane_b<D>(lane));
 
-        /* In the dV warp p becomes P^T; in the dK warp it becomes dS^T, after the dV warp has stored P^T. In each step
-         * a warp calls exactly one of three __syncthreads: one of the two below or, if the tile is skipped, the one
-         * above; its role and the mask decide which. All three are the same barrier of the block, and a warp may reach
-         * it at any of them, because its lanes do not diverge. A barrier for only the two warps of a pair was not
-         * faster. */
+        /* In the dV warp, p becomes P^T; in the dK warp, p becomes dS^T, for which the dV warp must first have stored
+         * P^T. In each step every warp calls exactly one of three __syncthreads: the first below in the dV warp, the
+         * second below in the dK warp, or the one above if the warp skips the tile. All three are the same barrier of
+         * the block, and a warp may call any of them, because its lanes do not diverge. A barrier for only the two
+         * warps of a pair was not faster. */
         uint32_t p[M][N / 2][4];
         if (!makes_dk) {
             te__attn_make_p<T, HEADS, F, M, N>(p, s, step, C::SLICES == 1 || slice == 0);
@@ -475,9 +477,10 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    /* On its way to global memory, dK passes through the shared memory of this pair's rows of K, and dV through that of
-     * its rows of V: if D and V differ, the sizes match only in this way. With two slices, the results do not fit
-     * there; then all warps first finish reading shared memory, and afterwards each warp uses a part of it. */
+    /* Before dK is stored to global memory, its layout is changed in the shared memory that held the pair's rows of K;
+     * for dV, the memory of the pair's rows of V is used. (If D and V differ, only this assignment has matching sizes.)
+     * With two slices the results do not fit there; then all warps first finish reading shared memory, and afterwards
+     * each warp uses its own part of all the shared memory. */
     if constexpr (V != D || C::SLICES > 1) {
         constexpr uint32_t STORE_BYTES = M * 16 * te__attn_row_bytes<C::MAX_SLICE>();
         static_assert(C::SLICES == 1 || C::THREADS / 32 * STORE_BYTES <= C::BYTES,

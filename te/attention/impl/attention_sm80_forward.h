@@ -8,11 +8,11 @@
  * shared memory for two products; with 16 queries, the bandwidth of shared memory would be the limit instead of the
  * tensor cores.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and 2 * (2 * heads + 2 * kv_heads) *
- * batch * seq * head_dim bytes of memory traffic; if the head size V of v differs from head_dim, replace 2 * head_dim
- * by head_dim + V in both formulas. At seq 1024 and head_dim 64 there are 500 flops for each byte, so the kernel is
- * compute-bound. In addition there are seq^2 exponentials for each head; a multiprocessor computes 16 of them in a
- * clock, so at head_dim 64 the exponentials take two thirds of the time of the products. Measurements:
+ * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal), and memory traffic of
+ * 2 * (2 * heads + 2 * kv_heads) * batch * seq * head_dim bytes; if the head size V of v differs from head_dim, replace
+ * 2 * head_dim by head_dim + V in both formulas. At seq 1024 and head_dim 64 there are 500 flops for each byte, so the
+ * kernel is compute-bound. In addition there are seq^2 exponentials for each head; a multiprocessor computes 16 of them
+ * in a clock, so at head_dim 64 the exponentials take two thirds of the time of the products. Measurements:
  * docs/notes/attention.md.
  */
 /* target: cuda */
@@ -21,9 +21,9 @@
 
 #include "attention_sm80_tiles.h" /* fragments, products, options of scores */
 
-/* Constants of the forward kernel for the head size D of q and k, and V of v and O. They are tuned: the accumulators of
- * O take most of the registers; at head_dim 64, more warps with 16 rows each are faster than fewer warps with 32 rows
- * each, and at head_dim 128 the opposite. */
+/* Constants of the forward kernel for the head size D of q and k, and V of v and O. The constants are tuned: the
+ * accumulators of O take most of the registers; at head_dim 64, more warps with 16 rows each are faster than fewer
+ * warps with 32 rows each, and at head_dim 128 the opposite. */
 template <int D, int V = D, bool VALUES_IN_KEYS = false, int LIMIT = TE__ATTN_SHARED> struct te__attn_forward_shape {
     typedef te__attn_forward_shape<D, V, VALUES_IN_KEYS, TE__ATTN_SHARED_SMALL> small;
     static constexpr int M = V > 64 && V <= 128 && D <= 256 ? 2 : 1;
@@ -33,8 +33,8 @@ template <int D, int V = D, bool VALUES_IN_KEYS = false, int LIMIT = TE__ATTN_SH
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + (VALUES_IN_KEYS ? 0 : te__attn_tile_bytes<V>(2 * tile));
     }
-    /* WARPS: the number of warps that process different rows. SLICES: the number of slices into which the columns of O
-     * are divided; each slice is computed by WARPS warps. */
+    /* WARPS: how many groups of M * 16 rows a block has. SLICES: the number of slices into which the columns of O are
+     * divided. Each warp computes one slice of one group of rows. */
     static constexpr int WARPS = bytes(4 * M * 16, 16) <= LIMIT ? 4 : 2, SLICES = te__attn_slices<V>();
     static constexpr int ROWS = WARPS * M * 16, THREADS = WARPS * SLICES * 32;
     static constexpr int TILE = D <= 128 && bytes(ROWS, 64) <= LIMIT ? 64 : bytes(ROWS, 32) <= LIMIT ? 32 : 16;
@@ -108,9 +108,10 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_BYTES = F::VALUES_IN_KEYS ? 0 : TILE * ROW;
     constexpr uint32_t STAGE_BYTES = V_BYTES + TILE * te__attn_row_bytes<IN_ROW>();
 
-    /* The work of this block and this warp. warp: the index of the warp among those with different rows; slice: the
-     * index of its slice of O; q0: the first query of the block; row0: the first query of the warp; tiles: the tiles of
-     * keys that the block's queries see; warp_tiles: the tiles of keys that the warp's queries see. */
+    /* The work of this block and this warp. warp: the index, within the block, of the group of M * 16 queries that this
+     * warp processes; slice: the index of the slice of O that this warp computes; q0: the first query of the block;
+     * row0: the first query of the warp; tiles: the tiles of keys that the block's queries see; warp_tiles: the tiles
+     * of keys that the warp's queries see. */
     const int lane = (int)threadIdx.x % 32, slice = C::SLICES > 1 ? (int)threadIdx.x / 32 / C::WARPS : 0;
     const int warp = (int)threadIdx.x / 32 - slice * C::WARPS, g = lane / 4, t = lane % 4;
     const te__attn_head h =
@@ -172,7 +173,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
         /* Compute P = exp(S - row_max) and O = rescale O + P V. row_max is finite from the first tile on if every query
-         * sees key 0, which is in the first tile; te__attn_softmax_offset is for the cases where this is not so. */
+         * sees key 0, which is in the first tile. If some query does not see key 0, te__attn_softmax_offset keeps the
+         * subtraction from yielding NaN. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
         /* O needs to be multiplied only if a maximum has changed; otherwise all factors are 1, as they usually are

@@ -1,14 +1,14 @@
 /* attention_sm80_tiles.h -- the building blocks of attention on CUDA, in four parts: fragments and tiles for the tensor
  * cores (sm_80 and up: mma.sync m16n8k16, ldmatrix, cp.async; layouts: PTX ISA, "Matrix fragments for mma.m16n8k16");
  * the options on a tile of scores; the location of a head's rows; and the store of a tile. The kernels for f32 and for
- * sm_90a use all of these except the first part, too.
+ * sm_90a also use these parts, except the first one.
  *
  * Do this, in each warp, for M * 16 rows of a tile A [., D] and N * 8 rows of a tile B [., D], both in shared memory:
  *     te__attn_product_nt<T, M, N, D, 0>(s, none, a, b);   // s[M][N][4] += A B^T
  *     te__attn_pack_all<T, M, N>(p, s);
  *     te__attn_product_nn<T, M, N / 2, D>(o, p, v);        // o[M][D / 8][4] += P V for V [N * 8, D]
  *
- * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16, the depth of an mma, or above 256 to a
+ * A tile has te__attn_columns<D>() columns: D rounded up to a multiple of 16 (the depth of an mma) or, above 256, to a
  * multiple of 32. The columns from D on are filled with zeros in shared memory, and are not stored to global memory.
  * Above 256, two warps compute the same scores, and each of them computes half of the columns of the output, because a
  * thread has too few registers for the accumulators of all of them (te__attn_slice). The rows of a tile are padded by
@@ -51,8 +51,8 @@ enum { TE__ATTN_PAD = 8 }; /* the number of unused elements at the end of each r
 extern __shared__ __align__(128) unsigned char te__attention_shared[];
 
 /* ---- copies and fragments ----------------------------------------------------------------------------------------
- * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously (cp.async). If ok is 0,
- * they write zeros instead. */
+ * The functions te__attn_copy* copy 16 or 4 bytes from global to shared memory, asynchronously (cp.async). If the
+ * parameter ok is 0, the functions write zeros instead. */
 TE_FN void te__attn_copy16(uint32_t to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -87,7 +87,7 @@ template <int D> TE_BOTH constexpr uint32_t te__attn_row_bytes(void) {
     return (uint32_t)(te__attn_columns<D>() + TE__ATTN_PAD) * 2;
 }
 /* ldmatrix.x4 loads a 16 x 16 square of a tile; each lane passes the address of eight elements of a row. Returns the
- * offset of this lane's address from the first element of the square, in bytes. This is for operand A of
+ * offset of this lane's address from the first element of the square, in bytes. The offset is for operand A of
  * te__attn_product_nt, and for operand B of te__attn_product_nn. */
 template <int D> TE_FN uint32_t te__attn_lane_a(int lane) {
     return (uint32_t)(lane & 15) * te__attn_row_bytes<D>() + (uint32_t)(lane >> 4) * 16;
@@ -98,9 +98,9 @@ template <int D> TE_FN uint32_t te__attn_lane_b(int lane) {
     return (uint32_t)((lane & 7) + (lane >> 4) * 8) * te__attn_row_bytes<D>() + (uint32_t)((lane >> 3) & 1) * 16;
 }
 template <int D> constexpr int te__attn_tile_bytes(int rows) { return rows * (int)te__attn_row_bytes<D>(); }
-/* The bytes of shared memory that the kernel of the gradient of a relative bias needs in addition to the tiles: for
- * each diagonal of a tile of `rows` by `tile` scores its sum and the index of its bucket, and for each bucket a sum; 4
- * bytes each. */
+/* The bytes of shared memory that the kernel for the gradient of a relative bias needs in addition to the tiles. A tile
+ * has `rows` by `tile` scores. For each diagonal of a tile, the kernel stores a sum and the index of a bucket, and for
+ * each bucket a sum. Each of these numbers takes 4 bytes. */
 template <class F> constexpr int te__attn_bucket_bytes(int rows, int tile) {
     return F::BIAS == TE_BIAS_relative ? (2 * (rows + tile - 1) + F::BIAS_BUCKETS) * 4 : 0;
 }
@@ -119,7 +119,8 @@ TE_FN void te__attn_tile_load(uint32_t tile, const uint16_t *from, int valid) {
     const uint32_t to = tile + (uint32_t)row * te__attn_row_bytes<D>() + (uint32_t)chunk * 16;
     const uint16_t *p = from + row * WIDTH + chunk * 8;
     if (STEP * CHUNKS < THREADS && row >= STEP) return;
-    /* All tiles except the last one have ROWS valid rows; for them every address is a register plus a constant. */
+    /* All tiles except the last one have ROWS valid rows; for such a tile every address is a register plus a
+     * constant. */
     if (!IS_PADDED && valid >= ROWS) {
         TE_UNROLL for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++)
             if (ROWS % STEP == 0 || row + i * STEP < ROWS) te__attn_copy16(to + i * MOVE, p + i * STEP * WIDTH);
@@ -201,9 +202,8 @@ TE_FN void te__attn_pack_all(uint32_t (&p)[M][N / 2][4], const float (&s)[M][N][
 
 /* ---- options on a tile of scores --------------------------------------------------------------------------------- */
 
-/* Returns the unit of scores: what the kernels call a score, times this unit, is a logit, the argument of softmax.
- * Without softcap, a score is q k^T and the unit is `scale`; with softcap, a score is a tanh and the unit is
- * softcap. */
+/* Returns the unit of scores. A score of the kernels times this unit is a logit, the argument of softmax. Without
+ * softcap, a score is q k^T and the unit is `scale`; with softcap, a score is a tanh and the unit is softcap. */
 template <class F> TE_FN float te__attn_score_unit(float scale) { return F::SOFTCAP > 0 ? F::SOFTCAP : scale; }
 /* Applies softcap: returns tanh(scale * s / softcap), with an error of 2e-7. The hardware's tanh is not used: its
  * relative error of 2^-11 would change a probability by 1% at a softcap of 50, three times the rounding error of
@@ -251,13 +251,13 @@ template <class F, int M, int N> TE_FN void te__attn_add_alibi(float (&s)[M][N][
 }
 
 /* The score bias (attention_options.h) of a tile of scores of one head. Memory traffic of a bias table: for the first
- * sequence it is read from global memory, 2 or 4 bytes for each pair of query and key that the kernel uses; for later
- * sequences from the L2. A relative bias is read from the L1. */
+ * sequence, the kernel reads 2 or 4 bytes from global memory for each pair of a query and a key that is not masked; for
+ * later sequences, it reads the table from the L2. A relative bias is read from the L1. */
 struct te__attn_score_bias {
     /* the address of the head's bias table; for a relative bias: the address of the head's bias for distance 0 */
     const void *at;
-    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the index of the key at the
-     * query's own position (te__attn_mask.shift), so that query - key is their distance. */
+    /* The query and the key of the tile's element (0, 0). For a relative bias, `query` is the position of the query
+     * among the keys, i.e. te__attn_mask.shift is added, so that query - key is the distance. */
     int query, key;
     float inverse;  /* 1 / te__attn_score_unit, which converts the bias to the unit of scores */
 };
@@ -273,8 +273,8 @@ TE_FN te__attn_score_bias te__attn_score_bias_at(const te_attention_args *a, int
     }
     return b;
 }
-/* Returns score s plus its score bias. queries, keys: the row and the column of s in the tile. A pair of query and key
- * outside the table lies beyond the end of the sequence, and gets no bias. */
+/* Returns score s plus its score bias. queries, keys: the row and the column of s in the tile. If the pair of query and
+ * key lies outside the table, it is past the end of the sequence, and no bias is added. */
 template <te_dtype T, class F>
 TE_FN float te__attn_with_score_bias(float s, te__attn_score_bias b, int queries, int keys) {
     const int query = b.query + queries, key = b.key + keys;
@@ -311,14 +311,14 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
                     s[m][n][e] = te__attn_with_score_bias<T, F>(s[m][n][e], b, m * 16 + e / 2 * 8, n * 8 + e % 2);
 }
 
-/* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the number of the head
+/* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the index of the head
  * in this call, sequence * heads + head. */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
 /* Calls f(m, n, e, drops) for each element of s[M][N][4], a tile of queries by keys; `drops` is 1 if dropout drops the
- * element. query, key: the query and the key of s[0][0][0]; only query modulo 8 matters, because `row`, the index of
- * the block of 16 queries (te__attn_draw_row_of), is passed as well. */
+ * element. query, key: the query and the key of s[0][0][0]; of `query`, only the value modulo 8 is used, because `row`
+ * is the index of the block of 16 queries (te__attn_draw_row_of). */
 template <class F, int M, int N, class G>
 TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int query, int key, G f) {
     const te_rng rng = *a->rng;
@@ -328,8 +328,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            /* The index of the random word for these keys. One call of Philox yields four words, for 32 keys. A tile of
-             * 16 keys uses two of them; its first key decides which two. */
+            /* The index of the random word for keys key + 8 n and following. One call of Philox yields four words, for
+             * 32 keys. A tile of 16 keys uses two of these words; the tile's first key decides which two. */
             const int w = N < 4 ? key / 8 % 4 + n : n % 4;
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
@@ -375,16 +375,17 @@ struct te__attn_head {
     /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
      * query. */
     int64_t width, q;
-    /* Where the head's keys and values are in the tensor of te__attn_kv, and their gradients in that of te__attn_dkv.
-     * kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
+    /* Where the head's keys and values are in the tensor of te__attn_kv, and where their gradients are in the tensor of
+     * te__attn_dkv. kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
     int64_t kv_width, k, v;
     /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
      * first row. */
     int64_t out_width, out;
-    /* Where the head's numbers are in lse and delta, which have one number for each query. row: the offset of the
-     * number of the head's first query; rows: the distance from this number to that of the next head's first query. */
+    /* Where the numbers of this head are in lse and delta, which have one number for each query. row: the offset of the
+     * number for the head's first query; rows: the distance from the numbers of this head to the numbers of the next
+     * head. */
     int64_t row, rows;
-    /* With a cache: the page numbers of the sequence. The members k and v are then offsets within a page. */
+    /* With a cache: the indices of the pages of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
 };
 /* The row lengths of the tensors of an attention, in elements. */
@@ -518,8 +519,8 @@ template <class F> TE_FN int te__attn_sees_no_key(float sum) {
     return (F::SHIFTED || F::BIAS) && !(sum > 0);
 }
 
-/* Returns whether any pair of a query and a key of this tile is not masked. The tile has `rows` queries from q0 on and
- * `keys` keys from k0 on. */
+/* Returns whether the tile has a pair of a query and a key that is not masked. The tile has `rows` queries from q0 on
+ * and `keys` keys from k0 on. */
 template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int rows, int k0, int keys) {
     if (q0 >= m.queries || k0 >= m.keys) return 0;
     return !te__attn_has_mask(m) || te__attn_intersects(te__attn_keys_of(m, q0, rows), k0, keys);
@@ -530,17 +531,17 @@ template <class F> TE_FN int te__attn_tile_seen(te__attn_mask m, int q0, int row
  * they were null only at run time, there would be a branch where O or a gradient is stored. All registers are in use at
  * that point, and with such a branch the kernels as a whole were 1 to 4% slower. */
 
-/* Returns p->out_scale if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a
- * kernel that has the same members. */
+/* Returns p->out_scale if the kernel has the option fp8_output, else null. p: te_attention_args, or another struct with
+ * the member out_scale. */
 template <class F, class P> TE_FN const float *te__attn_out_scale(const P *p) {
     return F::FP8_OUTPUT ? p->out_scale : nullptr;
 }
-/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or a struct of a kernel
- * that has the same members. */
+/* Returns p->amax if the kernel has the option fp8_output, else null. p: te_attention_args, or another struct with the
+ * member amax. */
 template <class F, class P> TE_FN float *te__attn_amax_output(const P *p) { return F::FP8_OUTPUT ? p->amax : nullptr; }
 /* Returns the address that receives the amax of the gradients of keys and values: p->amax if the kernel has the option
- * fp8_output, else null. In cross-attention it is null, because these gradients are not part of dqkv, and only dqkv has
- * an amax. */
+ * fp8_output, else null. In cross-attention the address is null, because only dqkv has an amax, and these gradients are
+ * not part of dqkv. */
 template <class F, class P> TE_FN float *te__attn_dkv_amax_output(const P *p) {
     return F::CROSS ? nullptr : te__attn_amax_output<F>(p);
 }
@@ -575,12 +576,12 @@ template <te_dtype T> TE_FN void te__attn_raise_amax(float *amax, uint32_t large
 struct te__attn_destination {
     void *to;
     int64_t width;      /* the distance from one row to the next, in elements */
-    /* the number of rows that lie in the sequence; the rows from this one on are not stored */
+    /* how many of the warp's rows lie in the sequence; only these first `valid` rows are stored */
     int valid;
     float *sum;         /* if not null, receives the sum over the warp's rows for each column */
-    /* If null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */
+    /* If scale is null, the numbers are stored in T; otherwise they are multiplied by *scale and stored in e4m3. */
     const float *scale;
-    /* If not null, *amax becomes the maximum of itself and the largest magnitude of the stored rows, before the
+    /* If amax is not null, *amax becomes the maximum of itself and the largest magnitude of the stored rows, before the
      * multiplication by *scale. */
     float *amax;
 };
@@ -592,7 +593,8 @@ TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__a
                                const float (&factor)[M][2], unsigned char *tile, int slice) {
     constexpr int SLICE = te__attn_slice<D>(), SLICES = te__attn_slices<D>(), COLUMNS = SLICES == 1 ? D : SLICE;
     constexpr int ROW = (int)te__attn_row_bytes<SLICE>();
-    /* first: the first column of the slice; columns: how many it has, which may be fewer in the last slice */
+    /* first: the first column of the slice; columns: the number of columns of the slice; the last slice may have
+     * fewer */
     const int first = SLICES == 1 ? 0 : slice * SLICE, columns = SLICES == 1 || slice == 0 ? COLUMNS : D - SLICE;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();

@@ -16,19 +16,19 @@
  *                  of two blocks holds the 128 keys, 64 in each block, and the warpgroups divide the work differently
  *                  (attention_sm90_backward_2cta.h).
  *
- * Floor: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size 128 a step of 128
- * keys by 64 queries takes 2688 cycles of the tensor cores (128 of them for the columns of lse and delta,
- * te__attn_bwd_folds_stats) and 2880 cycles of shared memory, at 128 bytes a cycle: 544 for each of the products S and
- * dP, whose operands, and lse or delta, are all read from there; 384 for the product dQ; 512 for dV and dK together;
- * 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and dS. Measurements:
- * docs/notes/attention_sm90.md.
+ * Lower bound of the work: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size
+ * 128 a step of 128 keys by 64 queries takes 2688 cycles of the tensor cores (128 of them for the columns of lse and
+ * delta, te__attn_bwd_folds_stats) and 2880 cycles of shared memory, at 128 bytes a cycle: 544 for each of the products
+ * S and dP, whose operands, and lse or delta, are all read from shared memory; 384 for the product dQ; 512 for dV and
+ * dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and dS.
+ * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
 #define TE_ATTENTION_SM90_BACKWARD_H
 
 #include "attention_sm90_backward_2cta.h"     /* te__attn_2cta_consumer: head_dim above 128 */
-#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; the kernel's arguments and traits */
+#include "attention_sm90_backward_mainloop.h" /* te__attn_bwd_consumer; the kernel's arguments and constants */
 
 /* ---- preprocess and postprocess ---------------------------------------------------------------------------------- */
 
@@ -59,7 +59,8 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
 }
 
 /* Returns the number of threads of a block of the postprocess kernel: 256, or 192 if head_dim is 96 or 192. A warp
- * processes 32 columns of 16 rows at a time, and the block up to four such groups of 16 rows. */
+ * processes 32 columns of 16 rows at a time; all warps of a block together process all columns of up to four groups of
+ * 16 rows. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
 /* The postprocess kernel: multiplies the f32 sums of dQ by scale and stores them in 16 bits. Unless p->a.sum is null,
  * it also stores column sums of the rounded numbers, one for each column and each group of SUM_ROWS rows. A block
@@ -74,7 +75,7 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     __shared__ float part[4][D];
     const int tiles = (p->a.seq + 63) / 64, head = (int)blockIdx.x % HEADS;
     int tile = (int)blockIdx.x / HEADS, batch = 0, left = 0;
-    int64_t row = 0; /* the index of the tile's first row among the rows of all sequences */
+    int64_t row = 0; /* the index of the tile's first row, counted over all sequences */
     if constexpr (F::VARLEN) {
         const int i = te_sequence_of(&p->sequences, tile, 64);
         const te_sequence rows = te_sequence_rows(&p->sequences, i);
@@ -151,23 +152,24 @@ template <class C> TE_FN void te__attn_bwd_barriers_init(typename C::shared *sh)
     /* WARP: how many lanes of a warp arrive at an mbarrier; CONSUMERS: how many lanes of both consumer warpgroups
      * together arrive */
     enum { WARP = TE__ATTN_BWD_ARRIVING_LANES, CONSUMERS = 8 * WARP };
-    /* how many lanes arrive to signal that a dQ is in shared memory: those of the warpgroup that computes it, or those
-     * of both warpgroups if each computes half of it */
+    /* how many lanes arrive to signal that a tile of dQ is in shared memory. Either one warpgroup computes the whole
+     * tile, and its lanes arrive, or each of the two warpgroups computes half of the tile, and the lanes of both
+     * arrive. */
     enum { DQ_ARRIVALS = C::TWO_CTA || C::DQ_ALTERNATES ? 4 * WARP : CONSUMERS };
-    /* How many lanes of a block arrive to signal that an item (key tile) was read: those of the eight consumer warps,
-     * and those of the three producer warps that do not write the items. */
+    /* How many lanes of a block arrive to signal that they have read a work item (the index of a key tile): lanes of
+     * the eight consumer warps, and of the three producer warps that do not write the work items. */
     enum { RECEIVERS = CONSUMERS + 3 * WARP };
     TE_UNROLL for (int s = 0; s < TE__ATTN_BWD_STAGES; s++) {
-        /* The arrivals at each of these mbarriers: one of the thread that issues the TMA load, and WARP of the warp
-         * that loads lse or delta. */
+        /* The arrivals at each of these mbarriers: 1 by the thread that issues the TMA load, and WARP by the warp that
+         * loads lse or delta. */
         uint64_t *const with_stats[] = {&sh->q_full[s], &sh->do_full[s]};
         TE_UNROLL for (int b = 0; b < 2; b++) te__barrier_init(te__shared_address(with_stats[b]), 1 + WARP);
         te__barrier_init(te__shared_address(&sh->q_empty[s]), CONSUMERS);
         te__barrier_init(te__shared_address(&sh->do_empty[s]), CONSUMERS);
         /* ds_full: with clusters of two blocks (TWO_CTA), one thread arrives (arrive.expect_tx), and the phase
          * completes when the bytes of dS that the other block sends have arrived. Without clusters, all consumer warps
-         * arrive when they have stored dS. ds_empty: the warps that have read dS arrive, in a cluster the warps of both
-         * blocks. */
+         * arrive when they have stored dS. ds_empty: each warp that has read dS arrives (in a cluster: the warps of
+         * both blocks). */
         te__barrier_init(te__shared_address(&sh->ds_full[s]), C::TWO_CTA ? 1 : CONSUMERS);
         te__barrier_init(te__shared_address(&sh->ds_empty[s]), C::DQ_ALTERNATES ? DQ_ARRIVALS : C::CLUSTER * CONSUMERS);
         if (C::TWO_CTA) te__barrier_init(te__shared_address(&sh->p_full[s]), DQ_ARRIVALS);
@@ -269,21 +271,21 @@ struct te__attn_sm90_backward {
         return (size_t)(rows * HEADS * traits::BOXES * 64) * sizeof(float) +
                (size_t)(semaphores + 1) * sizeof(uint32_t);
     }
-    /* Computes the members of *p that the tile scheduler uses: the numbers of tiles, of items, of semaphores and of key
-     * tiles of a band. clusters: how many clusters run at the same time (in a kernel without clusters: how many
-     * blocks). */
+    /* Computes the members of *p that the tile scheduler uses: the numbers of tiles, of work items, of semaphores, and
+     * of key tiles in a band (neighbouring key tiles that are scheduled together). clusters: how many clusters run at
+     * the same time (in a kernel without clusters: how many blocks). */
     static void schedule(te__attn_bwd_params *p, const te_attention_args *a, int clusters) {
-        /* the number of heads of K and V whose bands of key tiles are scheduled together */
+        /* the number of heads of K and V whose bands (groups of neighbouring key tiles) are scheduled together */
         const int heads = F::VARLEN ? KV_HEADS : a->batch * KV_HEADS;
         p->key_tiles = (int)te_ceil_div(F::CROSS ? a->kv_seq : a->seq, traits::KEYS);
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
-        /* A key tile adds its dQ after the earlier bands of its head. So a band should be large enough that one band of
-         * each head, taken together, occupies all multiprocessors: then no band runs at the same time as an earlier
-         * band of its head, for which it would have to wait. But a band has no more key tiles than can run at the same
-         * time, because a key tile may wait for key tiles of its band that are scheduled later. Without a mask, each
-         * key tile of a band waits for another key tile of that band; therefore the bands of all heads together must
-         * fit on the multiprocessors, and the size of a band is rounded down. */
+        /* Each band of a head (a group of neighbouring key tiles) adds its dQ after the earlier bands of the head. A
+         * band should be so large that one band of each head, taken together, occupies all multiprocessors: then no two
+         * bands of a head run at the same time, and none has to wait. But a band has no more key tiles than can run at
+         * the same time, because a key tile may wait for a key tile of its band that is scheduled later. Without a mask
+         * each key tile of a band waits for another key tile of the band; then the bands of all heads must fit on the
+         * multiprocessors together, and the size of a band is rounded down. */
         const int64_t fill = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
         p->band = (int)te_min(te_min(p->key_tiles, clusters), te_max(TE__ATTN_BWD_MIN_BAND, fill));
         if (F::VARLEN) {

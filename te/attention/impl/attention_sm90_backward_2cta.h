@@ -16,12 +16,12 @@
  *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1;
  *     issues S or dP of step i + 1 when dV or dK is complete, and stores dQ to shared memory for the producer.
  *
- * Floor: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n flops, plus 4 n
- * with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of the tensor cores
- * and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ; 512 for writing dQ
- * and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A step reads 64 KB from
- * the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664 cycles of the tensor
- * cores and 2112 of shared memory.
+ * Lower bound of the work: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n
+ * flops, plus 4 n with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of
+ * the tensor cores and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ;
+ * 512 for writing dQ and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A
+ * step reads 64 KB from the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664
+ * cycles of the tensor cores and 2112 of shared memory.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H
@@ -32,19 +32,19 @@
 /* Registers of a thread: head_dim / 2 for dV or dK of 64 keys, 32 for S or dP, 32 for a box of dQ (64 columns), and 16
  * for P or dS in 16 bits. If enough registers are left, K or V is held in registers, too.
  * Shared memory at head size 256: 64 KB for K and V, 16 KB for two boxes (64 columns each) of the other block's K, 64
- * KB for Q (two stages), 32 KB for dO, 32 KB for dS, and 16 KB for dQ; together 224 of 227 KB. dO has only one
- * stage: it is needed only from the beginning of its step's product for dP to the end of its product for dV. */
+ * KB for Q (two stages), 32 KB for dO, 32 KB for dS, and 16 KB for dQ; together 224 of 227 KB. dO has only one stage,
+ * because dO of a step is needed only from the product for dP to the product for dV of this step. */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
 /* ---- P and dS in shared memory ----------------------------------------------------------------------------------- */
 
-/* Returns the shared-memory address of this block's dS of the current step. Before that, P is stored at the same
- * address; dS overwrites P once P has been read. */
+/* Returns the shared-memory address of this block's dS of the current step. P is stored at the same address first, and
+ * dS overwrites P after P has been read. */
 template <class C> TE_FN uint32_t te__attn_2cta_ds_at(const te__attn_bwd_warpgroup<C> *g) {
     return g->base + C::DS_AT + (g->i & 1) * C::DS_BYTES + g->rank * 8192;
 }
-/* Return the shared-memory address of the current step's P, where this lane stores or reads its first 16 bytes. */
+/* Return the shared-memory address of the first 16 bytes of P that this lane stores or reads in the current step. */
 template <class C> TE_FN uint32_t te__attn_2cta_p_at(const te__attn_bwd_warpgroup<C> *g) {
     return te__attn_2cta_ds_at(g) + (g->warp * 32 + te__attn_rematerialize(g->lane)) * 16;
 }
@@ -133,7 +133,7 @@ TE_FN void te__attn_2cta_issue_scores(float (&s)[32], const uint32_t (&a)[N][4],
     te__wgmma_commit();
 }
 /* Waits until both blocks' dS of step j is in this block's shared memory, then issues the product for warpgroup G's
- * columns of dQ, which sums over all 128 keys, 64 of each block. */
+ * columns of dQ. This product sums over all 128 keys, 64 of each block. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_issue_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j) {
     const uint32_t own = g->base + C::dq_box(g->rank, G) * 8192, other = g->base + C::PEER_K_AT + G * 8192;
@@ -160,8 +160,8 @@ TE_FN void te__attn_2cta_dq_to_shared(const float (&dq)[N], const te__attn_bwd_w
     __syncwarp();
     te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, dq_full, 2 * (j & 1) + G));
 }
-/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. This is for the end of a
- * key tile, where no other products are left that could run in the meantime. */
+/* Issues the product for dQ of step j, waits for the result and stores it to shared memory. Called at the end of a key
+ * tile, where no other products are left that could run in the meantime. */
 template <te_dtype T, class C, int G, int N>
 TE_FN void te__attn_2cta_compute_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int j, int whole) {
     te__attn_2cta_issue_dq<T, C, G>(dq, g, j);
@@ -209,7 +209,7 @@ TE_FN void te__attn_2cta_store(const float (&d)[N], const te__attn_bwd_params *p
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, class C, int G>
 TE_FN void te__attn_2cta_consumer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base) {
     constexpr int V = te__attn_value_dim<D, F>();
-    /* the number of columns over which the product sums, for S (G = 0) or dP (G = 1) */
+    /* the number of columns of both operands over which the product for S (G = 0) or dP (G = 1) sums */
     constexpr int SUMMED = G ? V : D;
     constexpr int OWN = G ? D : V;    /* the number of columns of dV or dK */
     /* A_STEPS: the number of groups of 16 columns of K (first warpgroup) or V (second) that are held in registers as

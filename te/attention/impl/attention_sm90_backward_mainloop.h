@@ -18,7 +18,7 @@
 #define TE_ATTENTION_SM90_BACKWARD_MAINLOOP_H
 
 #include "attention_sm80_tiles.h"                 /* te__attn_softcapped, te__attn_alibi_at */
-#include "attention_sm90_backward_producer.h" /* the kernel's arguments, traits and tile scheduler */
+#include "attention_sm90_backward_producer.h" /* the kernel's arguments, constants and tile scheduler */
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
@@ -54,10 +54,10 @@ struct te__attn_bwd_output {
     int valid;          /* how many of the 64 rows lie in the sequence; only these are stored */
     float factor;       /* the factor by which the accumulators are multiplied before they are stored */
     /* Receives the column sums: for each column of the stored numbers, one sum over each group of SUM_ROWS rows. If
-     * null, the sums are not computed. */
+     * `sum` is null, the sums are not computed. */
     float *sum;
-    /* [2, 16] floats of shared memory that belong to this warpgroup, through which one warp passes column sums to
-     * another */
+    /* [2, 16] floats of shared memory that belong to this warpgroup; one warp passes column sums to another warp in
+     * this memory */
     float (*part)[16];
     int group;          /* the number of the warpgroup, 0 or 1 */
     float *amax;        /* receives the amax of the stored numbers (te_attention_args.amax), unless null */
@@ -93,8 +93,8 @@ TE_FN void te__attn_bwd_column_sums(float *sum, const te__attn_bwd_output &o, co
         te__attn_warpgroup_sync(o.group);
     }
 }
-/* Stores d times o.factor, 64 rows of D columns that belong to a warpgroup, in 16 bits. Also stores the column sums of
- * the rounded numbers unless o.sum is null, and updates the amax unless o.amax is null. */
+/* Multiplies d, a warpgroup's 64 rows of D columns, by o.factor, and stores the results in 16 bits. Also stores the
+ * column sums of the rounded numbers unless o.sum is null, and updates the amax unless o.amax is null. */
 template <te_dtype T, int D, int SUM_ROWS>
 TE_FN void te__attn_bwd_epilogue(const float (&d)[D / 2], const te__attn_bwd_output &o) {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -187,8 +187,8 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
 /* Issues the product dQ = dS K for 64 queries and 2 N columns; N is the number of a thread's accumulators. Above head
- * size 64, these are all queries of the step; up to head size 64, a step has 128 queries, of which this warpgroup
- * computes 64. stage: the stage that holds the step's dS. */
+ * size 64, a step has 64 queries, and this warpgroup computes dQ of all of them; up to head size 64, a step has 128
+ * queries, of which this warpgroup computes 64. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
 TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, int stage) {
     const uint32_t ds = g->base + C::DS_AT + stage * C::DS_BYTES + (D > 64 ? 0 : g->group * 8192);
@@ -379,9 +379,9 @@ TE_FN void te__attn_bwd_issue_dq(float (&dq)[C::DQ_REGISTERS], const te__attn_bw
 template <class C> TE_FN int te__attn_bwd_computes_dq(const te__attn_bwd_warpgroup<C> *g, int j) {
     return !C::DQ_ALTERNATES || (j & 1) == g->group;
 }
-/* Computes this warpgroup's dQ of step j, of all queries of the step or, without DQ_ALTERNATES, of half of them, and
- * stores it in shared memory. left: the number of queries from the first one whose dQ is computed to the end of the
- * sequence. */
+/* Computes this warpgroup's part of the dQ of step j (all queries of the step with DQ_ALTERNATES, else half of the
+ * queries), and stores it in shared memory. left: the number of queries from the first query of this part to the end of
+ * the sequence. */
 template <te_dtype T, int D, class C>
 TE_FN void te__attn_bwd_compute_dq(const te__attn_bwd_warpgroup<C> *g, int j, int left) {
     float dq[C::DQ_REGISTERS];
@@ -401,7 +401,8 @@ template <class C> TE_FN void te__attn_bwd_publish_dq(const te__attn_bwd_warpgro
 
 /* Runs step n of an item (a key tile of one head): processes one tile of queries. The caller has already issued the
  * product S of this step; when the function returns, the product for dK is still running. The item's first step (n = 0)
- * overwrites dK and dV instead of adding to them. If there was a step n - 2, its dQ is in shared memory. */
+ * overwrites dK and dV instead of adding to them. If there was a step n - 2, the function also signals that the dQ of
+ * that step is in shared memory, where the caller has stored it. */
 template <te_dtype T, int HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_step(float (&dk)[D / 2], float (&dv)[D / 2], float (&s)[C::QUERIES / 2],
                              float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], const te__attn_bwd_params *p,
@@ -466,8 +467,8 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    /* After the first step of an item (n = 0) there is no earlier step whose dQ is to be computed; the product is
-     * issued nevertheless, and its result is not used. */
+    /* After the first step of an item (n = 0), there is no earlier step whose dQ is to be computed. The product for dQ
+     * is issued nevertheless, and its result is not used. */
     } else {
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
@@ -544,8 +545,8 @@ TE_FN void te__attn_bwd_consumer(const te__attn_bwd_params *p, typename C::share
             te__attn_bwd_between_steps<T, D, C>(s, stats, g, n, left_before);
         }
 
-        /* After the item's last step: wait for its dK and dV, and compute dQ of the last two steps. (The loop computes
-         * dQ of a step between the two steps that follow it.) */
+        /* After the item's last step: wait for its dK and dV, and compute dQ of the last two steps. (In the loop, dQ of
+         * step i is computed between steps i + 1 and i + 2.) */
         te__attn_wgmma_wait<0>();
         te__wgmma_fence_result(dk), te__wgmma_fence_result(dv);
         te__attn_bwd_arrive(g, TE__ATTN_BWD_AT(g, v_empty, 0));

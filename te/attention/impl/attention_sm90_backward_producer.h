@@ -2,13 +2,13 @@
  * thread schedules key tiles and loads K, V, Q and dO; a warp loads lse and delta; two warps add dQ to global memory.
  *
  * dQ is summed in a fixed order. Each tile of queries of a head has a semaphore, which counts the key tiles that have
- * added their dQ to it. A block waits until all key tiles before its own have added, adds its dQ, waits until the sum
- * is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing has to
- * be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last bits of
- * dQ may vary.
+ * added their dQ to it. A block waits until the key tiles before its own have added their dQ, adds its own, waits until
+ * the sum is in memory, and increments the semaphore. The first key tile stores its dQ instead of adding it, so nothing
+ * has to be zeroed. If any_order (te__attn_bwd_params) is set, a block waits only for the first key tile, and the last
+ * bits of dQ may vary.
  * Key tiles are scheduled in bands of neighbouring tiles: the first band of every head, then the next band of every
  * head. Bands whose keys are seen by more queries come first. The key tiles of a band add their dQ to a tile of queries
- * in the order in which they reach it (DASH, arXiv 2601.21824):
+ * in the order in which they reach this tile of queries (DASH, arXiv 2601.21824):
  *   - causal mask or sliding window: the last key tile of a band is scheduled first. Each key tile begins with the
  *     first tile of queries that sees it, and goes on to the last one.
  *   - full attention (no mask): the last key tile of a band is scheduled first. The key tiles begin at different
@@ -45,9 +45,9 @@ enum {
     TE__ATTN_BWD_PRE_THREADS = 256
 };
 
-/* How many lanes of a warp arrive at an mbarrier. One is enough, because the warp is converged when it arrives. But the
- * racecheck of compute-sanitizer takes a lane's accesses as ordered only if that lane itself arrives. For racecheck,
- * compile with TE_RACECHECK: then all lanes arrive, which is slower. */
+/* How many lanes of a warp arrive at an mbarrier. One lane is enough, because the warp is converged when it arrives.
+ * But the racecheck of compute-sanitizer takes a lane's accesses as ordered only if that lane itself arrives. For
+ * racecheck, compile with TE_RACECHECK: then all lanes arrive, which is slower. */
 #ifdef TE_RACECHECK
 enum { TE__ATTN_BWD_ARRIVING_LANES = 32 };
 #else
@@ -70,8 +70,8 @@ typedef struct te__attn_bwd_params {
      * adds different columns of dQ, and has a semaphore of its own. */
     uint32_t *dq_semaphores;
     int semaphores;             /* the number of semaphores */
-    /* the numbers of key tiles and of tiles of queries, without varlen of one sequence, with varlen of all sequences
-     * together (te_sequence_tiles) */
+    /* the number of key tiles and of tiles of queries: of each sequence or, with varlen, of all sequences together
+     * (te_sequence_tiles) */
     int key_tiles, query_tiles;
     /* items: the number of work items of the whole call, i.e. of key tiles of all heads of K and V; band: the number of
      * key tiles of a band, i.e. of neighbouring key tiles that are scheduled together */
@@ -102,8 +102,8 @@ template <int QUERIES, bool FOLDED> struct te__attn_bwd_shared {
      * query */
     alignas(16) float lse[TE__ATTN_BWD_STAGES][FOLDED ? 4 * QUERIES : QUERIES];
     float delta[TE__ATTN_BWD_STAGES][FOLDED ? 1 : QUERIES];
-    /* for each of the two warpgroups, [2, 16] floats, through which one of its warps passes column sums of dK or dV to
-     * another */
+    /* for each of the two warpgroups, [2, 16] floats, through which one warp of the warpgroup passes column sums of dK
+     * or dV to another warp */
     float part[2][2][16];
     /* the current item and the next one, aligned so that one instruction copies an item */
     alignas(16) te__attn_bwd_item item[TE__ATTN_BWD_STAGES];
@@ -130,8 +130,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    /* the number of rows of dK or dV that are added up to one row of te_attention_args.sum, from which a bias gradient
-     * is computed: the rows of one warp, or of two */
+    /* the number of rows of dK or dV, computed by one warp or by two, that are added up to one row of
+     * te_attention_args.sum; from these sums a bias gradient is computed */
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
     /* PREFETCH: 1 if a lane loads lse and delta from shared memory to registers before S or dP is complete. The other
      * kernels do not have enough registers for this, or do not need it (FOLDED). */
@@ -169,8 +169,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
 
     /* With clusters of two blocks (TWO_CTA): return how many columns of dQ warpgroup `group` of a block computes. */
     static __device__ __forceinline__ constexpr int dq_columns(int group) { return !group && BOXES == 3 ? 32 : 64; }
-    /* With clusters of two blocks (TWO_CTA): return the box of dQ (64 columns) of which warpgroup `group` of block
-     * `rank` computes all columns or, if dq_columns is 32, half of them. */
+    /* With clusters of two blocks (TWO_CTA): return the box of dQ (64 columns) that warpgroup `group` of block `rank`
+     * computes. If dq_columns is 32, the warpgroup computes only half of the columns of this box. */
     static __device__ __forceinline__ constexpr int dq_box(int rank, int group) {
         return BOXES == 4 ? 2 * rank + group : group ? 2 * rank : 1;
     }
@@ -188,14 +188,15 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
         return 2 * group + (!SHARED_SLOT && SLOTS == 2 ? i & 1 : 0);
     }
     /* Return the parity of the mbarrier phase that must be complete before warpgroup `group` may store its dQ of step
-     * i. The mbarrier is the one of dq_slot_barrier. */
+     * i. dq_slot_barrier returns the index of this mbarrier. */
     static __device__ __forceinline__ int dq_slot_phase(int group, int i) {
         return ((SHARED_SLOT ? i + group : SLOTS == 2 ? i >> 1 : i) & 1) ^ 1;
     }
     /* Return the index in dq_empty of the mbarrier at which the producer arrives after it has read the dQ that
      * warpgroup `group` stored in step i, so that the slot is free again. */
     static __device__ __forceinline__ int dq_freed_barrier(int group, int i) {
-        /* If the two warpgroups share a slot, the other warpgroup uses it next, and waits for it. */
+        /* If the two warpgroups share a slot, the producer arrives at the mbarrier of the other warpgroup, because that
+         * warpgroup uses the slot next. */
         return dq_slot_barrier(SHARED_SLOT ? group ^ 1 : group, i);
     }
     /* do_stage: the stage that holds dO of step i. do_phase: the phase parity, in step i, of the mbarriers of that
@@ -205,13 +206,13 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     typedef te__attn_bwd_shared<QUERIES, FOLDED_STATS> shared;
 };
 
-/* Return whether -lse / scale and -delta are folded into the products for S and dP. Then all operands get sixteen more
- * columns. Those of Q and dO hold -lse / scale or -delta of each query, split into three terms in bf16 whose sum has
- * all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a term, and zeros
- * elsewhere. For each tile of queries this takes 128 more cycles of the tensor cores (both warpgroups run one more
- * wgmma for S and one for dP, of 32 cycles each), but the loads of lse and delta from shared memory, which is the
- * bottleneck, take 192 cycles less. Options that need S before lse is subtracted cannot use this, nor can f16, whose
- * range is too small. */
+/* Return whether -lse / scale and -delta are folded into the products for S and dP. If so, all operands get sixteen
+ * more columns. The additional columns of Q and dO hold -lse / scale or -delta of each query, split into three terms in
+ * bf16 whose sum has all bits of the f32 value. The additional columns of K and V hold ones where Q or dO has such a
+ * term, and zeros elsewhere. For each tile of queries the additional columns take 128 more cycles of the tensor cores:
+ * both warpgroups run one more wgmma for S and one for dP, of 32 cycles each. But the loads of lse and delta take 192
+ * fewer cycles of shared memory, and shared memory is the bottleneck. Nothing is folded if an option needs S before lse
+ * is subtracted, nor in f16, whose range is too small. */
 template <te_dtype T, int D, class F> TE_FN constexpr bool te__attn_bwd_folds_stats(void) {
     return T == TE_bf16 && D > 64 && D <= 128 && !F::SEPARATE_DS && !F::ALIBI && F::BIAS == TE_BIAS_none;
 }
@@ -221,11 +222,12 @@ using te__attn_bwd_traits_of = te__attn_bwd_traits<D, te__attn_value_dim<D, F>()
 /* ---- tile scheduler -------------------------------------------------------------------------------------------- */
 
 /* Return whether a block processes the tiles of queries of its key tile in descending order, from the last one to the
- * first one that sees the keys. It does so with a causal mask and grouped query heads, to keep Q and dO in the L2. */
+ * first one that sees the keys. This is the order with a causal mask and grouped query heads; it keeps Q and dO in the
+ * L2. */
 template <class F> TE_FN constexpr int te__attn_bwd_descends(int heads, int kv_heads) {
     return F::RIGHT == 0 && kv_heads < heads;
 }
-/* Return whether a key tile that has processed the last tile of queries continues with the first one. It does so in
+/* Return whether a key tile that has processed the last tile of queries continues with the first one. This is so in
  * full attention (no mask), where each key tile processes all queries. */
 template <class F> TE_FN constexpr int te__attn_bwd_wraps(void) { return F::LEFT < 0 && F::RIGHT < 0; }
 /* Returns the item (a key tile of one head) at position i of the schedule, which orders the items of `heads` heads of K
@@ -258,8 +260,7 @@ TE_FN te__attn_bwd_item te__attn_bwd_item_of_ticket(const te__attn_bwd_params *p
     }
     return item;
 }
-/* Return the number of queries of the item's sequence: with varlen the number of `rows`, the rows of that sequence,
- * else the sequence length of the call, which all sequences have. */
+/* Return the number of queries of an item's sequence. rows: with varlen, the rows of this sequence; else not used. */
 template <class F> TE_FN int te__attn_bwd_seq(const te__attn_bwd_params *p, const te_sequence &rows) {
     return F::VARLEN ? rows.count : p->a.seq;
 }
@@ -302,11 +303,11 @@ template <class C> TE_FN int te__attn_bwd_steps_to(const te__attn_bwd_params *p,
     const int steps = tile - te__attn_bwd_start_tile<C>(p, n);
     return steps < 0 ? steps + p->query_tiles : steps;
 }
-/* Returns how many key tiles add their dQ to this tile of queries before `item` does: those of earlier bands, and those
- * of its own band that reach this tile of queries before it. In cross-attention there may be more key tiles than tiles
- * of queries, so that several key tiles begin at the same tile of queries; of these, the key tile with the larger index
- * adds first. Without a mask, cross-attention has no formula for the count: LANES lanes of a warp count the key tiles
- * together. seq: the number of queries of the sequence. */
+/* Returns how many key tiles add their dQ to this tile of queries before `item` does. These are the key tiles of
+ * earlier bands, and the key tiles of the same band that reach this tile of queries earlier than `item`. In
+ * cross-attention there may be more key tiles than tiles of queries, so that several key tiles begin at the same tile
+ * of queries; of these, the key tile with the larger index adds first. Without a mask, cross-attention has no formula
+ * for the count: LANES lanes of a warp count the key tiles together. seq: the number of queries of the sequence. */
 template <class C, int HEADS, int KV_HEADS, class F, int LANES>
 TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_item &item, int tile, int seq) {
     if (!te__attn_bwd_wraps<F>()) {
@@ -331,15 +332,15 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     }
     const int last = item.band_first + tile * C::QUERIES / C::KEYS;
     const int begun =
-        /* the last key tile of the band that begins at this tile of queries or at an earlier one */
+        /* the last of the band's key tiles that begin at this tile of queries or at an earlier tile of queries */
         last < item.band_last ? last : item.band_last;
     const int wrapped = item.key_tile <= begun ? 0 : item.band_last - item.band_first + 1;
     return item.band_first + begun - item.key_tile + wrapped;
 }
 /* Return the address of the sums of dQ (f32) of a head, in box `box` of 64 columns, from row `row` on. Each complete
- * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: 16 bytes of each of a warpgroup's
- * 128 lanes, then the next 16 bytes of each lane, and so on eight times. The remaining queries of a sequence, fewer
- * than 64, are stored as [queries, 64]. */
+ * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: first the first 16 bytes of each
+ * of a warpgroup's 128 lanes, then the second 16 bytes of each lane, and so on, eight times in all. The remaining
+ * queries of a sequence, fewer than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
@@ -495,8 +496,8 @@ TE_FN void te__attn_bwd_next_item(te__attn_bwd_producer_state &at, const te__att
     }
 }
 /* Loads V of an item, then K; V comes first, because the consumers release the memory of V before that of K. With
- * clusters of two blocks (TWO_CTA), also loads two boxes (64 columns each) of the other block's K: those from which
- * this block computes its columns of dQ, which are sums over the keys of both blocks. */
+ * clusters of two blocks (TWO_CTA), also loads two boxes (64 columns each) of the other block's K: the boxes from which
+ * this block computes its columns of dQ. These columns are sums over the keys of both blocks. */
 template <int HEADS, int KV_HEADS, int D, class F, class C, class S>
 TE_FN void te__attn_bwd_load_kv(const te__attn_bwd_producer_state &at, const te__attn_bwd_params *p,
                                 typename C::shared *sh, uint32_t base, const S &batch, int rank) {
@@ -576,7 +577,7 @@ TE_FN uint2 te__attn_bwd_split_bf16x3(float x) {
     const float middle = __bfloat162float(__float2bfloat16_rn(rest));
     return make_uint2(te_pair_of_floats(high, middle, TE_bf16), te_pair_of_floats(rest - middle, 0, TE_bf16));
 }
-/* Stores a number x of one query in a stage's shared memory: lse times log2(e) if WHICH is 0, delta if WHICH is 1. */
+/* Stores x, a number of one query, in a stage's shared memory: lse times log2(e) if WHICH is 0, delta if WHICH is 1. */
 template <int WHICH, class F, class C>
 TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::shared *sh, int stage, int query,
                                    float x) {
@@ -587,8 +588,9 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         if (x < -3e38f) x = -3e38f;
         const uint2 terms = te__attn_bwd_split_bf16x3(x);
         uint4 *const to = (uint4 *)(void *)sh->lse[stage] + query;
-            /* lse is stored before delta. The product for S also reads delta's four numbers, and multiplies them by 0,
-             * which gives NaN if they are uninitialised and happen to be NaN. So storing lse sets them to 0. */
+            /* lse is stored before delta. The product for S also reads the four numbers of delta, and multiplies them
+             * by 0, which yields NaN if the uninitialised memory happens to hold a NaN. Therefore the store of lse also
+             * sets the four numbers of delta to 0. */
         if (WHICH) *((uint2 *)to + 1) = terms;
         else *to = make_uint4(terms.x, terms.y, 0, 0);
         te__attn_fence_async_proxy();
@@ -598,8 +600,8 @@ TE_FN void te__attn_bwd_stat_store(const te__attn_bwd_params *p, typename C::sha
         sh->lse[stage][query] = x;
     }
 }
-/* The body of the warp that loads lse and delta of each step. For queries past the end of the sequence it stores an
- * infinite lse, so that their P becomes 0. */
+/* The body of the warp that loads lse and delta of each step. For queries past the end of the sequence the warp stores
+ * an infinite lse, so that P of these queries becomes 0. */
 template <int HEADS, int KV_HEADS, class F, class C>
 TE_FN void te__attn_bwd_stats_producer(const te__attn_bwd_params *p, typename C::shared *sh) {
     constexpr int EACH = C::QUERIES / 32;
@@ -644,9 +646,9 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to
- * x + COLUMNS - 1 of `box`, which has 64 columns; so x must be 0 if COLUMNS is 64. If first is 1, stores them instead
- * of adding them. */
+/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to x +
+ * COLUMNS - 1 of `box`. A box has 64 columns, so x must be 0 if COLUMNS is 64. If first is 1, the function overwrites
+ * the sums in global memory instead of adding to them. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);
@@ -661,7 +663,8 @@ struct te__attn_bwd_dq_step {
     int64_t row;
     int left, first;
 };
-/* Waits until the warpgroups have stored the dQ of a step in shared memory, then adds it to global memory. */
+/* Waits until the warpgroups have stored the dQ of a step in shared memory, then adds this dQ to the sums in global
+ * memory. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                     const te__attn_bwd_dq_step &s) {
@@ -669,7 +672,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     te__barrier_wait(te__shared_address(&sh->dq_full[stage]), s.i >> 1 & 1);
     TE_UNROLL for (int group = 0; group < 2 && lane == 0; group++) {
         /* Each of the two warpgroups has stored a box of 64 queries by 64 columns. Above head size 64 the second box
-         * holds the next 64 columns of the same queries; up to head size 64 it holds the next 64 queries (later). */
+         * holds the next 64 columns of the same queries; up to head size 64 it holds the next 64 queries (`later` is
+         * then 64). */
         const int later = D > 64 ? 0 : group * 64, left = s.left - later;
         te__attn_bwd_dq_add(te__attn_bwd_dq_at<D>(p, s.head, D > 64 ? group : 0, s.row + later),
                             base + C::DQ_AT + (stage * 2 + group) * TE__ATTN_BWD_DQ_BOX_BYTES,
@@ -678,8 +682,8 @@ TE_FN void te__attn_bwd_dq_add_step(const te__attn_bwd_params *p, typename C::sh
     if (lane == 0) te__attn_bulk_wait_read(), te__barrier_arrive(te__shared_address(&sh->dq_empty[stage]));
 }
 /* For clusters of two blocks (TWO_CTA): waits until the warpgroups have stored the dQ of a step in shared memory, then
- * adds this block's columns of it to global memory, first those that the first warpgroup has computed, then those of
- * the second. */
+ * adds this block's columns of dQ to the sums in global memory: first the columns that the first warpgroup has
+ * computed, then the columns of the second warpgroup. */
 template <int D, class C>
 TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base,
                                          const te__attn_bwd_dq_step &s, int rank) {
@@ -700,8 +704,8 @@ TE_FN void te__attn_bwd_dq_add_step_2cta(const te__attn_bwd_params *p, typename 
 }
 /* The body of each of the two warps that add dQ to global memory. One warp takes the even steps, the other the odd
  * ones: while one warp waits until the dQ that it has added is in memory, the other one adds the dQ of the next step.
- * For each step a warp waits until the semaphore shows that it is this block's turn, adds the dQ, and increments the
- * semaphore. stage: 0 or 1, the parity of the warp's steps. */
+ * For each step a warp waits until the semaphore has reached the value at which this block may add, adds the dQ, and
+ * increments the semaphore. stage: 0 or 1, the parity of the warp's steps. */
 template <int HEADS, int KV_HEADS, int D, class F, class C>
 TE_FN void te__attn_bwd_dq_writer(const te__attn_bwd_params *p, typename C::shared *sh, uint32_t base, int stage) {
     const int lane = (int)threadIdx.x % 32, rank = C::TWO_CTA ? te__cluster_rank() : 0;

@@ -4,9 +4,9 @@
  * A group is a tile of queries with the keys that it sees. attention_sm90_decode_work.h divides these keys into splits,
  * and the splits of all groups among the blocks; attention_sm90_decode_result.h merges and stores results. A block that
  * processes all splits of a group merges their results itself. If several blocks process the splits of a group, they
- * store partial results, which a second kernel merges; in a small batch they form a cluster, and merge them by
- * themselves. All merge in the same order with the same arithmetic, so that the result of a row is bitwise identical in
- * every batch. The warps of the first kernel:
+ * store partial results, which a second kernel merges. In a small batch these blocks form a cluster, and merge the
+ * partial results without a second kernel. Results are merged in the same order and with the same arithmetic in all
+ * three cases, so that the result of a row is bitwise identical in every batch. The warps of the first kernel:
  *
  *     producer   one warp, which copies the pages of K and V to a ring of stages, 64 keys or values at a time.
  *     consumers  four warps. Each computes S^T = K Q^T, P^T and O^T = V^T P^T for 16 keys of each stage, with its own
@@ -17,10 +17,10 @@
  * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h, those of values that are parts of keys in
  * attention_sm90_decode_latent.h.
  *
- * Floor: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for each token, at the
- * bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel ends (te_kernel_wait),
- * and the L2 evicts copied pages first, so that they do not displace the partial results. Measurements:
- * docs/notes/attention_decode.md.
+ * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for
+ * each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
+ * ends (te_kernel_wait), and the L2 evicts copied pages first, so that they do not displace the partial results.
+ * Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_H
@@ -35,7 +35,7 @@
 
 enum {
     /* The number of places. A place is shared memory for one group (a tile of queries with its keys) and its queries.
-     * So the producer can be ahead of the consumers by up to this many groups. */
+     * The producer can be ahead of the consumers by as many groups as there are places. */
     TE__DECODE_PLACES = 4,
     TE__DECODE_MAX_STAGES = 12 /* the largest number of stages of the ring */
 };
@@ -69,7 +69,7 @@ struct te__decode_traits {
      * the stages are swizzled. */
     static constexpr int OTHER_BYTES =
         (PLACES * Q_BYTES + O_BYTES + STATS_BYTES + TE__DECODE_BATCH_BYTES + MERGED_BYTES + 127) / 128 * 128;
-    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor; at most `most`. */
+    /* Returns how many stages fit into shared memory if `blocks` blocks run on a multiprocessor, but at most `most`. */
     static constexpr int stages_of(int blocks, int most) {
         const int fit = (226 * 1024 / blocks - 1024 - OTHER_BYTES) / STAGE_BYTES;
         return fit < most ? fit : most;
@@ -132,8 +132,8 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run: at most TE__DECODE_RUN consecutive keys of one split. Their page numbers are loaded by one load of the warp:
- * each lane holds the page number of 16 of these keys. */
+/* A run is at most TE__DECODE_RUN consecutive keys of one split. One load of the warp loads the page numbers of a run:
+ * each lane then holds the page number of 16 keys. */
 struct te__decode_run {
     /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
     int begin, end;
@@ -170,8 +170,9 @@ TE_FN void te__decode_copy(const te_attention_cache &c, const te__decode_run &ru
 /* The contents of a block's shared memory. A place is the memory for one group (a tile of queries with the keys that it
  * sees) that the producer has passed to the consumers, and for the group's queries. */
 struct te__decode_memory {
-    /* stages: the address of the ring's first stage; full, empty: the addresses of two arrays of mbarriers, one for
-     * each stage, which signal that the stage is filled (full), or has been read (empty) */
+    /* stages: the address of the ring's first stage; full, empty: the addresses of two arrays with one mbarrier for
+     * each stage; the mbarriers of `full` signal that a stage is filled, and the mbarriers of `empty` signal that a
+     * stage has been read */
     uint32_t stages, full, empty;
     /* q: the address of the queries of place 0; q_full, q_empty: the addresses of the mbarriers that signal that a
      * place is filled, or that the consumers have finished its group */
@@ -203,18 +204,17 @@ struct te__decode_producer {
     const te_attention_args *a;
     const te__decode_batch &n;
     const te__decode_memory &m;
-    /* the current group (a tile of queries with the keys that it sees), which the producer has passed to the
-     * consumers */
+    /* the current group (a tile of queries with its keys), which the producer has passed to the consumers */
     te__decode_group g;
-    /* at: the index of the current split among the splits of g; end: one more than the number, in the work list, of
-     * the last split (item) of this block */
+    /* at: the index of the current split among the splits of g; end: the end of this block's range of the work list,
+     * i.e. one more than the index of the block's last split */
     int at, end;
     int number;         /* how many groups this block has processed before g */
     te__decode_ring ring;
 
     /* Passes group g (a tile of queries with the keys that it sees) and its queries to the consumers, in the next place
-     * (te__decode_memory). For the block's first group, a consumer copies the queries instead: te_kernel_wait must be
-     * called before they are copied, and the producer should not wait for the preceding kernel before it copies the
+     * (te__decode_memory). For the block's first group, a consumer copies the queries instead: the queries may be
+     * copied only after te_kernel_wait, and the producer should not wait for the preceding kernel before it copies the
      * first keys and values. */
     __device__ __forceinline__ void hand_over(void) {
         const int lane = (int)threadIdx.x % 32, place = number % PLACES;
@@ -348,7 +348,7 @@ TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *
         }
     }
 }
-/* Returns the maximum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
+/* Returns the maximum of v over the lanes with the same lane % 4. These lanes hold the same rows and different keys. */
 TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
@@ -390,7 +390,7 @@ template <te_dtype T, int NT> struct te__decode_p {
     }
 };
 /* Computes O^T += V^T P^T for the 16 rows of V (values) of this warp in a stage. left: only the first `left` of these
- * rows belong to the split; the other ones are treated as zeros, because the stage may hold NaN of earlier data. */
+ * rows belong to the split; the other rows are treated as zeros, because the stage may hold NaN of earlier data. */
 template <te_dtype T, int V, int NT>
 TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT> &p, uint32_t stage, int left) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
@@ -509,8 +509,7 @@ TE_FN void te__decode_consume(const te_attention_args *a, const te__decode_memor
         q.load(memory.q + place * traits::Q_BYTES, g.rows);
         const int page = g.to == g.count ? te__decode_prefetch_new<HEADS, KV_HEADS, D, F>(a, g) : 0;
         is_last = g.is_last;
-        /* Let the next kernel start only now, so that its loads of weights do not delay this kernel's load of
-         * queries. */
+        /* Let the next kernel start only now: its loads of weights must not delay this kernel's load of queries. */
         if (a->cache.decode_cluster && number == 0) te_kernel_trigger();
         for (int at = g.from; at < g.to; at++) {
             te__decode_result<M, NT> split;
@@ -561,12 +560,12 @@ TE_FN void te__decode_cluster_merge(const te_attention_args *a, const te__decode
     }
 }
 
-/* The first of the two kernels of decoding, which processes all splits of the keys. Grid: as many blocks as can be
- * resident, at most TE__DECODE_MAX_BLOCKS; for a small batch a cluster for each group, whose blocks exchange their
- * partial results through shared memory, so that the second kernel is not needed. The producer copies keys and values
- * without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache visible. The new
- * rows (tokens of this call) are not in the cache yet; where their rows will be, the producer copies other data, which
- * the consumers overwrite in shared memory. */
+/* The first of the two kernels of decoding. It processes all splits of the keys. Grid: as many blocks as can be
+ * resident, at most TE__DECODE_MAX_BLOCKS; for a small batch, one cluster for each group. The blocks of a cluster
+ * exchange their partial results through shared memory, so that the second kernel is not needed. The producer copies
+ * keys and values without waiting for the preceding kernel, because te_cache_begin has made the contents of the cache
+ * visible. The keys and values of new rows (tokens of this call) are not in the cache yet. At their places in the cache
+ * the producer copies whatever is there, and the consumers overwrite this data in shared memory. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode(const te_attention_args *a) {
     typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
@@ -631,7 +630,7 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* ---- the second kernel: the merge of groups that lie across a boundary ------------------------------------------- */
 
-/* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), with one warp for each
+/* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), where each warp merges one
  * fragment of O^T. A group (tile of queries) needs this kernel if several blocks of the first kernel have processed its
  * splits. Block b of this kernel merges the group whose first split block b of the first kernel has processed; there is
  * at most one such group for each b. The partial results are read once. */
@@ -650,7 +649,7 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     if (item < n.items) g = te__decode_group_of<GROUP, F>(n, item);
     const bool is_mine = item < n.items && g.item < item && g.item >= n.begin((int)blockIdx.x, blocks);
     /* The next kernel assumes that the preceding kernel has ended once all blocks of this kernel have ended. So at
-     * least one block must wait for the preceding kernel even if no block has work; the others return. */
+     * least one block must wait for the preceding kernel even if no block has work; all other blocks return. */
     if (!is_mine && blockIdx.x + blockIdx.y > 0) return;
     te_kernel_wait();
     if (!is_mine) return;
@@ -687,8 +686,9 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
     typedef te__decode_traits<HEADS, KV_HEADS, D, F> traits;
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
-     * Only traits::BLOCKS blocks run there; up to head size 128, BLOCKS is one more, so that blocks of the merge kernel
-     * and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more registers. */
+     * Only traits::BLOCKS blocks of this kernel run there; up to head size 128, BLOCKS is one more, so that blocks of
+     * the merge kernel and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more
+     * registers. */
     static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && traits::ROWS > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
@@ -706,16 +706,16 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
         }
     };
     /* Returns the largest number of new rows of a sequence that these kernels can process in this call: there may not
-     * be too many tiles, and the cache must have memory for their partial results. 0 means that there are too many
+     * be too many tiles, and the cache must have memory for their partial results. Returns 0 if there are too many
      * sequences. */
     static int rows(const te_attention_args *a) {
         constexpr int GROUP = HEADS / KV_HEADS;
         const int fit = te__decode_max_tiles(F::VALUES_IN_KEYS) * traits::ROWS / GROUP;
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
-    /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if there are too
-     * many splits for a cluster, if the cache has 8 bits, or if the cluster's memory would leave too few stages, as it
-     * does for latent vectors. */
+    /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if a cluster cannot
+     * process so many splits, if the cache has 8 bits, or if the cluster's memory would leave too few stages, as it does
+     * for latent vectors. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;

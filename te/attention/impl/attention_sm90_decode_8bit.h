@@ -12,8 +12,9 @@
  * The scale of a key is multiplied into its scores, and the scale of a value into P. The product of P and scale is
  * rounded to bf16, also in lists of f16: bf16 has the range of f32, so that no scale is too large or too small. New
  * rows are rounded to 8 bits before they are used, as attention_options.h defines.
- * Floor: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each token; the 8 bytes are the
- * scales of a key and of a value.
+ *
+ * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each
+ * token; the 8 bytes are the scales of a key and of a value.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_8BIT_H
@@ -37,19 +38,20 @@ TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d 
 
 /* ---- conversion -------------------------------------------------------------------------------------------------- */
 
-/* Returns the factor by which converted numbers must be multiplied, which is done by multiplying the scales by it. It
- * is 64 for int8 in bf16, because there the conversion yields n / 64, which takes only one multiply-add; else 1. */
+/* Returns the factor by which the converted numbers must be multiplied; instead, the kernels multiply the scales by
+ * this factor. The factor is 64 for int8 in bf16, where the conversion yields n / 64 with a single multiply-add;
+ * otherwise it is 1. */
 template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
     return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
-/* Converts two integers n to n / te__decode8_unit, in T. x has one of them in the low byte of each half. The highest
- * bit of n is inverted first; the eight bits are then the unsigned number u = n + 128. */
+/* Converts two integers n to n / te__decode8_unit, in T. Each half of x has one of the integers in its low byte. The
+ * highest bit of n is inverted first, so that the eight bits are the unsigned number u = n + 128. */
 template <te_dtype T> TE_FN uint32_t te__decode8_of_int8(uint32_t x) {
     uint32_t r;
     /* as f16, the bits 0x6400 | u are the number 1024 + u = 1024 + 128 + n; subtracting 1024 + 128 leaves n */
     if constexpr (T == TE_f16) {
         asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"((x & 0x00ff00ffu) ^ 0x64806480u), "r"(0x64806480u));
-    /* as bf16, the bits u are the subnormal number u * 2^-133; times 2^127, minus 2, it is (u - 128) / 64 = n / 64 */
+    /* a bf16 with the bits u is the subnormal number u * 2^-133; u * 2^-133 * 2^127 - 2 = (u - 128) / 64 = n / 64 */
     } else {
         const uint32_t u = (x & 0x00ff00ffu) ^ 0x00800080u;
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(u), "r"(0x7f007f00u), "r"(0xc000c000u));
@@ -98,8 +100,8 @@ template <int D> struct te__decode8_lane {
     }
 };
 /* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 k to 16 k
- * + 15, in the order in which te__decode8_products has the dimensions of the keys: with t = lane % 4, a lane's first
- * register has dimensions 4 t and 4 t + 2, its second 4 t + 1 and 4 t + 3. */
+ * + 15, in the same order as the keys in te__decode8_products: with t = lane % 4, the first register of a lane has
+ * dimensions 4 t and 4 t + 2, and the second register has 4 t + 1 and 4 t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
@@ -200,8 +202,8 @@ TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DE
 
 /* ---- new rows ---------------------------------------------------------------------------------------------------- */
 
-/* The key or the value of a new row, rounded to 8 bits. A lane holds elements 8 lane to 8 lane + 7 of the row, if the
- * row has so many. */
+/* The key or the value of a new row, rounded to 8 bits. A lane holds elements 8 lane to 8 lane + 7 of the row, if these
+ * elements exist. */
 struct te__decode8_new {
     uint32_t numbers[2];
     float scale;
@@ -229,11 +231,11 @@ TE_FN int te__decode8_in_row(int key, int d) {
     const int lane = (int)threadIdx.x % 32;
     return (lane / 2 ^ te__cache_swizzle(key, d, TE_bf16, TE_CACHE_FORMAT_int8)) * 16 + lane % 2 * 8;
 }
-/* Rounds the keys (value 0) or values (value 1) of new rows (tokens of this call) to 8 bits, if they belong to the keys
- * of a stage. Stores them in the stage, because the producer could not copy them from the cache, and in the cache. The
- * queries of one row, one of each query head that shares the KV head, may lie in several tiles; the row is stored in
- * the cache with the tile that has the first of these heads. key: the first key of the stage; stop: one more than the
- * split's last key. Called by all consumers. */
+/* Rounds the keys (value 0) or values (value 1) of new rows (tokens of this call) to 8 bits, if the new rows lie in the
+ * range of keys of a stage. Stores the rounded rows in the stage, because the producer could not copy them from the
+ * cache, and also in the cache. A new row has one query for each query head that shares the KV head; these queries may
+ * lie in several tiles, and the tile with the first of these heads stores the row in the cache. key: the first key of
+ * the stage; stop: one more than the split's last key. Called by all consumers. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_group &w, int stop, int value,
                                  uint32_t stage, int key) {
@@ -258,7 +260,7 @@ TE_FN void te__decode8_store_new(const te_attention_args *a, const te__decode_gr
             *(uint2 *)((uint8_t *)a->cache.pages + to + at) = make_uint2(n.numbers[0], n.numbers[1]);
         if (lane == 0) *te__cache_scale(&a->cache, to, k, d) = n.scale;
     }
-    /* order these stores before the producer's next copy to the stage, which uses the async proxy (TMA) */
+    /* order these stores before the producer's next copy to the stage: the copy (TMA) uses the async proxy */
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync();
 }

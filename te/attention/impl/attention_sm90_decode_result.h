@@ -3,9 +3,9 @@
  * a partial result. The decoding kernel and the merge kernel both use these functions, in the same order and with
  * explicit rounding, so that a row has bitwise identical results whichever kernel merges its splits.
  *
- * The result of a split (or of several merged ones) is O^T of a tile of queries, not yet divided by the sums of the
- * softmax, and the maximum and the sum of the softmax of each row. It is distributed over the lanes of one or four
- * warps like the accumulators of mma.sync (te__decode_result).
+ * The result of a split (or of several merged splits) is O^T of a tile of queries, not yet divided by the sums of the
+ * softmax, and the maximum and the sum of the softmax of each row. A result is distributed over the lanes of one or
+ * four warps like the accumulators of mma.sync (te__decode_result).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
@@ -14,8 +14,9 @@
 #include "attention_sm80_tiles.h"       /* te__attn_out_scale, te__attn_raise_amax, te__attn_sink */
 #include "attention_sm90_decode_work.h" /* te__decode_group */
 
-/* The shared memory of te__decode_cluster: STATS bytes for the fragments, and the maxima and sums behind them. The
- * fragments fit, because a cluster has 8 blocks or at least as many blocks as there are splits. */
+/* Sizes of the shared memory of te__decode_cluster. STATS: the bytes of the fragments of O^T, behind which the maxima
+ * and sums are stored; BYTES: the bytes of the fragments, maxima and sums together. STATS bytes are enough, because a
+ * cluster has 8 blocks or at least as many blocks as there are splits. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster_size {
     static constexpr int MAX_BLOCKS = 8, MAX_SPLITS = TE_CACHE_SMALL_SPLITS;
@@ -26,8 +27,8 @@ template <int FRAGMENTS, int NT> struct te__decode_cluster;
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* A row of a tile of queries: query is the index of its query among the new rows of the sequence, and head its query
- * head. Constructed from the row's index r in the tile. */
+/* A row of a tile of queries, i.e. one query of one query head. query: the index of the query among the new rows of the
+ * sequence; head: the query head. The constructor's argument r is the index of the row in the tile. */
 template <int HEADS, int KV_HEADS>
 struct te__decode_row {
     int query, head;
@@ -64,7 +65,7 @@ struct te__decode_result {
     }
 };
 
-/* Returns the sum of v over the lanes with the same lane % 4, which hold the same rows and different keys. */
+/* Returns the sum of v over the lanes with the same lane % 4. These lanes hold the same rows and different keys. */
 TE_FN float te__decode_sum_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v += __shfl_xor_sync(~0u, v, o);
     return v;
@@ -129,8 +130,8 @@ TE_FN te__decode_result<M, NT> te__decode_add_warps(const te__decode_exchange &x
     return all;
 }
 /* Merges the result of the next split into `group`, the merged result of the previous splits of the same tile of
- * queries. If no key was seen in one of the two results, its maximum is -inf, and the merged result equals the other
- * one. */
+ * queries. A result without any visible key has the maximum -inf, and the merged result is then equal to the other
+ * result. */
 template <int M, int NT>
 TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_result<M, NT> &split) {
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int row = 0; row < 2; row++) {
@@ -185,10 +186,10 @@ struct te__decode_pair {
     uint32_t pair;
     int r, column;
 };
-/* Returns a pair of adjacent elements of O that this lane stores. o: the lane's accumulators of a fragment of O^T
- * (16 columns of O; rows 8 n to 8 n + 7), which make two pairs; i: which of them, 0 or 1. scale: the factors of the
+/* Returns a pair of adjacent elements of O that this lane stores. o: the lane's accumulators of a fragment of O^T (16
+ * columns of O; rows 8 n to 8 n + 7), which make two pairs; i: the index of the pair, 0 or 1. scale: the factors of the
  * lane's two rows. With a cache of 16 bits, o has one column of each of two rows, so the lanes of neighbouring columns
- * exchange elements: a lane whose g = lane / 4 is even gets two columns of its first row, a lane with an odd g two
+ * exchange elements: if g = lane / 4 is even, the lane gets two columns of its first row; if g is odd, it gets two
  * columns of its second row. With a cache of 8 bits each lane already has two adjacent columns of both rows
  * (attention_sm90_decode_8bit.h). */
 template <te_dtype T, class F>
@@ -257,10 +258,10 @@ TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &r
 /* The barrier of a cluster. Threads that have ended count as arrived. */
 TE_FN void te__decode_cluster_arrive(void) { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 TE_FN void te__decode_cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-/* The exchange of partial results in a cluster of `blocks` blocks (2, 4 or 8), which processes one group. Fragment f
- * of O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments
- * f = rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], and behind them for the
- * maximum and the sum of each row, [splits, NT, 4]; all of these are float4. */
+/* The exchange of partial results in a cluster of `blocks` blocks (2, 4 or 8), which processes one group. Fragment f of
+ * O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments f =
+ * rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], followed by memory for the
+ * maximum and the sum of each row, [splits, NT, 4]. The elements of both arrays are float4. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster : te__decode_cluster_size<FRAGMENTS, NT> {
     static constexpr int STATS = te__decode_cluster_size<FRAGMENTS, NT>::STATS;
@@ -297,7 +298,7 @@ struct te__decode_cluster : te__decode_cluster_size<FRAGMENTS, NT> {
                       make_float4(r.max[n][0], r.max[n][1], r.sum[n][0], r.sum[n][1]));
         }
     }
-    /* Loads fragment f, which this block merges, of a split. */
+    /* Loads fragment f of the result of a split. This block merges fragment f of all splits. */
     __device__ __forceinline__ void receive(te__decode_result<1, NT> &r, int split, int f) const {
         const int lane = (int)threadIdx.x % 32, t = lane % 4, place = split * of_block() + f / blocks;
         TE_UNROLL for (int n = 0; n < NT; n++) {

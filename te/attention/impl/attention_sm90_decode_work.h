@@ -43,13 +43,13 @@ struct te__decode_keys {
     int shift; /* a split has 1 << shift keys */
     te__attn_mask mask;
     te__attn_range seen;
-    /* first: the number of the first split with a key that is seen; splits: the number of splits from there to the last
-     * one with such a key. If no key is seen, `splits` is 1, and this split is empty. */
+    /* first: the index of the first split with a key that is seen; splits: the number of splits from this first split
+     * to the last split with a key that is seen. If no key is seen, `splits` is 1, and this split is empty. */
     int first, splits;
 };
 /* Returns the keys that the `count` queries from `query` on see. queries: the number of new rows of the sequence; past:
- * how many of its tokens were in the cache before the new rows, or -1 if the sequence is refused
- * (te_attention_cache). */
+ * how many tokens of the sequence were in the cache before the new rows, or -1 if the sequence does not fit in the
+ * cache (te_attention_cache). */
 template <class F>
 TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int count) {
     te__decode_keys w;
@@ -64,31 +64,32 @@ TE_FN te__decode_keys te__decode_keys_of(int queries, int past, int query, int c
 }
 
 /* The sequences of a batch; the arrays are in the block's shared memory. A group of sequence i is a tile of queries of
- * one KV head, with its keys. All groups of sequence i have the same splits, namely those that contain a key that at
- * least one query of the sequence sees; there are first_split[i + 1] - first_split[i] of them. These splits have
+ * one KV head, with its keys. All groups of sequence i have the same splits, namely the first_split[i + 1] -
+ * first_split[i] splits that contain a key that at least one query of the sequence sees. These splits have
  * first_stage[i + 1] - first_stage[i] stages (of 64 keys). */
 struct te__decode_batch {
-    /* first_split: element i is the sum, over the sequences before sequence i, of the number of splits of one of their
-     * groups; first_stage: the same for stages; first_row: the first row of a sequence; past: how many tokens of a
-     * sequence were in the cache before its new rows; slot: the index of a sequence among those of the cache. The first
-     * three arrays have count + 1 elements, the others count. */
+    /* first_split: element i is the number of splits of one group of sequence 0, plus that of sequence 1, and so on up
+     * to sequence i - 1; first_stage: the same for stages; first_row: the first row of a sequence; past: how many
+     * tokens of a sequence were in the cache before its new rows; slot: the index of a sequence among those of the
+     * cache. The first three arrays have count + 1 elements, the others count. */
     const int *first_split, *first_stage, *first_row, *past, *slot;
-    /* count: the number of sequences; heads: the number of groups of a sequence, which is KV heads times tiles */
+    /* count: the number of sequences; heads: the number of groups of a sequence, i.e. the number of KV heads times
+     * `tiles` */
     int count, heads;
-    /* tiles: the number of tiles of queries of a sequence for each KV head; items: the number of splits of all groups,
-     * i.e. the length of the work list */
+    /* tiles: the number of tiles of queries that one KV head of a sequence has; items: the number of splits of all
+     * groups, i.e. the length of the work list */
     int tiles, items;
-    /* longest: the largest number of new rows that a sequence may have; beyond: how many rows are processed if a
-     * sequence has more than `longest` rows: `longest`, or 0 if another kernel processes such a sequence
-     * (te_attention_cache.short_rows) */
+    /* longest: the largest number of new rows of a sequence that this kernel processes. beyond: how many rows this
+     * kernel processes of a sequence with more new rows: `longest`, or 0 if another kernel processes such a sequence
+     * (te_attention_cache.short_rows). */
     int longest, beyond;
     int values_in_keys; /* the option of this name, on which the size of the splits depends */
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n <= longest ? n : beyond;
     }
-    /* Returns the sequence to which element `at` of a list belongs. In this list, the elements are ordered by sequence,
-     * and those of sequence i begin at heads * first[i]. */
+    /* Returns the sequence to which element `at` of a list belongs. The list is ordered by sequence, and the elements
+     * of sequence i begin at heads * first[i]. */
     __device__ __forceinline__ int sequence_of(const int *first, int at) const {
         int low = 0, high = count;
         while (high - low > 1) {
@@ -100,9 +101,9 @@ struct te__decode_batch {
         }
         return low;
     }
-    /* Returns the number of the first item of block b in the work list (an item is one split of one group); its last
-     * item is begin(b + 1) - 1. The stages of all items are divided evenly among the blocks, and an item is processed
-     * by the block that has the item's first stage. */
+    /* Returns the number of the first item of block b in the work list (an item is one split of one group); the last
+     * item of block b is begin(b + 1) - 1. The stages of all items are divided evenly among the blocks, and an item is
+     * processed by the block that has the item's first stage. */
     __device__ __forceinline__ int begin(int b, int blocks) const {
         if (b == blocks) return items;
         const int all = first_stage[count] * heads, stage = all / blocks * b + all % blocks * b / blocks;
@@ -117,8 +118,8 @@ struct te__decode_batch {
 };
 /* Fills the arrays of the batch at `memory`, TE__DECODE_BATCH_BYTES bytes of shared memory, and returns the batch.
  * Called by all threads of the block, possibly before te_kernel_wait: the function reads only data that te_cache_begin
- * has read or written, and that te_cache_begin has made visible (te__cache_begin). Its loads bypass the L1, which may
- * still hold data of an earlier batch. */
+ * has read or written, and that te_cache_begin has made visible (te__cache_begin). The function's loads bypass the L1,
+ * because the L1 may still hold data of an earlier batch. */
 template <int KV_HEADS, int GROUP, class F>
 TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memory) {
     constexpr int LENGTH = TE__DECODE_MAX_SEQUENCES + 1;
@@ -177,9 +178,10 @@ TE_FN te__decode_batch te__decode_batch_of(const te_attention_args *a, int *memo
 /* A group, i.e. a tile of queries of one KV head with the keys that it sees, and the range of its splits (ranges of
  * consecutive keys) that this block processes. */
 struct te__decode_group : te__decode_keys {
-    int i, kv_head, tile; /* the indices of the sequence, of the KV head, and of the tile among those of the KV head */
-    /* item: the number, in the work list, of the group's first item; count: the number of its items. An item is a
-     * split; those of the group are the splits first_split to first_split + count - 1 of the sequence. */
+    /* the indices of the sequence, of the KV head, and of the tile among the tiles of the KV head */
+    int i, kv_head, tile;
+    /* item: the index, in the work list, of the group's first item; count: the number of the group's items. The items
+     * of the group are the splits first_split to first_split + count - 1 of the sequence. */
     int item, count;
     int first_split;
     /* first_row: the first row of the sequence among the rows of the batch; rows: the number of rows of the tile,
@@ -191,14 +193,14 @@ struct te__decode_group : te__decode_keys {
     /* the index of the memory for the group's partial results (te__decode_slot_of) */
     int slot;
     const int32_t *pages; /* the page numbers of the sequence */
-    /* Returns the first key to process in split number `at` of the group: the first key of the split that a query of
-     * the tile sees, rounded down to a multiple of TE__DECODE_KEYS. */
+    /* Returns the first key to process in split number `at` of the group: the first key of the split or, if it is
+     * larger, the first key that the tile's queries see, rounded down to a multiple of TE__DECODE_KEYS. */
     __device__ __forceinline__ int begin(int at) const {
         const int of_split = (first_split + at) << shift, of_tile = seen.first & -TE__DECODE_KEYS;
         return of_split > of_tile ? of_split : of_tile;
     }
-    /* Returns one more than the last key of split number `at` of the group that a query of the tile sees; 0 if the tile
-     * has no rows. */
+    /* Returns the end of the keys to process in split number `at` of the group: the end of the split or, if it is
+     * smaller, one more than the last key that the tile's queries see; 0 if the tile has no rows. */
     __device__ __forceinline__ int end(int at) const {
         const int of_split = (first_split + at + 1) << shift;
         return !rows ? 0 : seen.end < of_split ? seen.end : of_split;
@@ -246,7 +248,7 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
 /* ---- a stage in shared memory ------------------------------------------------------------------------------------ */
 
 /* Returns the address of 16-byte chunk `chunk` (0 to 7) of row `row` of a matrix [rows, D] of 16-bit elements in shared
- * memory, which is swizzled as in the cache (te_attention_cache). */
+ * memory. The matrix is swizzled as in the cache (te_attention_cache). */
 template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
@@ -270,10 +272,10 @@ TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_g
     return (const uint4 *)((const uint16_t *)a->qkv + (w.first_row + row) * QKV + column + chunk * 8);
 }
 
-/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if they
- * lie in the range of keys of this stage. The producer could not copy them, because they are not in the cache yet.
- * Their chunks are swizzled as in the cache. key: the first key of the stage; stop: one more than the split's last key.
- * Called by all consumers. */
+/* Writes the keys (value 0) or values (value 1) of new rows (tokens of this call) to a stage in shared memory, if the
+ * new rows lie in the range of keys of this stage. The producer could not copy the new rows, because they are not in
+ * the cache yet. The chunks of the rows are swizzled as in the cache. key: the first key of the stage; stop: one more
+ * than the split's last key. Called by all consumers. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_group &w, int end, int value,
                                 uint32_t stage, int key) {
@@ -290,9 +292,9 @@ TE_FN void te__decode_stage_new(const te_attention_args *a, const te__decode_gro
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     te__decode_consumers_sync<WARPS>();
 }
-/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. The queries of one
- * row, one of each query head that shares the KV head, may lie in several tiles; the row is stored with the tile that
- * has the first of these heads. page: the number of the page of the first new row. */
+/* Stores the keys and values of new rows in the cache. Called by all consumers, once for each tile. A new row has one
+ * query for each query head that shares the KV head; these queries may lie in several tiles, and the tile with the
+ * first of these heads stores the row. page: the index of the page of the first new row. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group &w, int page) {
     constexpr int V = te__attn_stored_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, CHUNKS = (D + V) / 8;
@@ -311,8 +313,9 @@ TE_FN void te__decode_append(const te_attention_args *a, const te__decode_group 
             *te__decode_new<HEADS, KV_HEADS, D, F>(a, w, value, row, chunk);
     }
 }
-/* Loads the key and the value of the first new row into the L1, where te__decode_stage_new and te__decode_append will
- * find them. Returns the number of that row's page. These loads take microseconds while the memory is busy. */
+/* Prefetches the key and the value of the first new row into the L1. Without the prefetch, the loads in
+ * te__decode_stage_new and te__decode_append would take microseconds while the memory is busy. Returns the index of the
+ * page of the first new row. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_group &w) {
     constexpr int V = te__attn_stored_value_dim<D, F>();
@@ -329,8 +332,8 @@ TE_FN int te__decode_prefetch_new(const te_attention_args *a, const te__decode_g
 /* ---- memory for partial results ---------------------------------------------------------------------------------- */
 
 /* Returns the slot of memory for the partial results of a group (a tile of queries) whose splits are processed by more
- * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most that many groups, the slot is the
- * number of the group. Otherwise it is the number of the block that processes the group's first split: no two such
+ * than one block. There are TE__DECODE_MAX_BLOCKS slots. If the batch has at most so many groups, the slot is the index
+ * of the group. Otherwise the slot is the index of the block that processes the group's first split. Even then no two
  * groups have the same slot, because only the last group of a block can extend into the next block. block: any block
  * that processes some of the group's splits. */
 TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &g, int block, int blocks) {
@@ -338,8 +341,8 @@ TE_FN int te__decode_slot_of(const te__decode_batch &n, const te__decode_group &
     while (n.begin(block, blocks) > g.item) block--;
     return block;
 }
-/* Returns the address of a slot, which holds the partial result of each split of a group. floats: the size of a partial
- * result, in floats. */
+/* Returns the address of a slot. A slot holds the partial results of all splits of a group. floats: the size of a
+ * partial result, in floats. */
 template <class F> TE_FN float *te__decode_partials(const te_attention_args *a, int slot, int floats) {
     return a->cache.partials + (int64_t)slot * te__cache_max_splits(a->cache.capacity, F::VALUES_IN_KEYS) * floats;
 }

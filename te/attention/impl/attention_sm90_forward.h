@@ -5,7 +5,7 @@
  * several stages. A consumer processes the tiles of keys from the last one that its queries see to the first. For each
  * tile of keys K' it
  *
- *     issues S' = Q K'^T and then O += P V, where P and V belong to the tile that it processed before;
+ *     issues S' = Q K'^T and then O += P V, where P and V belong to the previous tile of keys;
  *     computes P' = exp(S' - row_max) as soon as S' is complete, while P V still runs;
  *     packs P' to 16 bits as soon as O is complete.
  *
@@ -17,11 +17,11 @@
  * stays the maximum of the first tile of keys until P becomes too large (te__attn_rescale_threshold). As a result, most
  * tiles of keys need no maximum, no shuffle and no rescaling of O.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs, replace
- * 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so that from
- * some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials, of which a
- * multiprocessor computes 16 in a clock; at head size 64 the exponentials take as long as the products. Measurements:
- * docs/notes/attention_sm90.md.
+ * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops (half of that if causal; if the head size V of v differs,
+ * replace 4 * head_dim by 2 * (head_dim + V)), and 2 * batch * seq * (2 * heads + 2 * kv_heads) * head_dim bytes, so
+ * that from some hundred tokens on the flops, not the bytes, limit the speed. Each head also needs seq^2 exponentials,
+ * of which a multiprocessor computes 16 in a clock; at head size 64 the exponentials take as long as the products.
+ * Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_FORWARD_H
@@ -87,12 +87,12 @@ template <int D_, int V_ = D_> struct te__attn_fwd_traits {
 typedef struct te__attn_fwd_params {
     CUtensorMap q, kv;
     void *out;              /* [batch * seq, heads * V] */
-    const float *out_scale; /* with the option fp8_output, the factor of out (te_attention_args.out_scale) */
+    const float *out_scale; /* with fp8_output: the factor by which out is multiplied (te_attention_args.out_scale) */
     float *amax;            /* with the option fp8_output, receives the amax of out (te_attention_args.amax) */
     float *lse;        /* the log-sum-exp, [batch, heads, seq] (with varlen [heads, rows]), or null */
     uint32_t
-        /* A counter of the tiles that blocks have taken in addition to their first one. It is 0 before and after a
-         * launch. If the pointer is null, blocks take tiles in a fixed order. */
+        /* A counter of the tiles that blocks have taken in addition to the first tile of each block. The counter is 0
+         * before and after a launch. If tickets is null, blocks take tiles in a fixed order. */
         *tickets;
     int all_heads;     /* the number of query heads of all sequences together */
     int seq;           /* the number of queries of a sequence; with varlen: of the longest sequence */
@@ -101,10 +101,11 @@ typedef struct te__attn_fwd_params {
     int tiles;
     int head_tiles;    /* the number of tiles of queries of one head */
     /* With a causal mask: how many tiles of queries of each head are processed at the end, after all other tiles of all
-     * heads. They are those with the fewest keys. */
+     * heads. These are the tiles that see the fewest keys. */
     int last_tiles;
-    /* heads_at_once: how many heads are processed at the same time, few enough that their K and V stay in the L2.
-     * heads_at_once_last: the same for those tiles of queries that are processed at the end (last_tiles). */
+    /* heads_at_once: how many heads are processed at the same time. The number is so small that K and V of these heads
+     * stay in the L2. heads_at_once_last: the same for the tiles of queries that are processed at the end
+     * (last_tiles). */
     int heads_at_once, heads_at_once_last;
     float scale;
     const void *sinks; /* attention sinks: [heads], one logit for each head */
@@ -117,7 +118,8 @@ typedef struct te__attn_fwd_params {
      * keys and values.) */
     int kv_seq;
 } te__attn_fwd_params;
-/* The arguments of the kernel if v has another head size than k: common.kv maps only the keys, and `v` the values. */
+/* The arguments of the kernel if k and v have different head sizes. common.kv is then the tensor map of the keys, and
+ * `v` is the tensor map of the values. */
 typedef struct te__attn_fwd_value_params {
     te__attn_fwd_params common;
     CUtensorMap v;
@@ -135,10 +137,10 @@ enum { TE__ATTN_WORK_END = -1, TE__ATTN_WORK_INVALID = -2 };
 typedef struct te__attn_fwd_barriers {
     uint64_t q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
     te__attn_work_tile work[2]; /* for each stage of Q, the tile of queries that it holds */
-    /* with varlen, for each stage of Q: the rows of the sequence to which its tile of queries belongs */
+    /* with varlen, for each stage of Q: the rows of the sequence to which the tile of queries belongs */
     te_sequence rows[2];
-    /* with a cache, for each stage of Q: the number of keys of that sequence, or 0 if the sequence does not fit in the
-     * cache */
+    /* with a cache, for each stage of Q: the number of keys of the sequence to which the tile of queries belongs, or 0
+     * if the sequence does not fit in the cache */
     int keys[2];
 } te__attn_fwd_barriers;
 
@@ -153,7 +155,7 @@ template <class C> TE_FN void te__attn_fwd_barriers_init(te__attn_fwd_barriers *
         TE_UNROLL for (int s = 0; s < stages[pipeline]; s++) {
             te__barrier_init(te__shared_address(full[pipeline] + s), 1);
             /* All 128 threads of each consumer warpgroup arrive at the barriers `empty` of Q, but only one lane of each
-             * of its four warps arrives at those of K and V. */
+             * warp arrives at the barriers `empty` of K and V. */
             te__barrier_init(te__shared_address(empty[pipeline] + s), (pipeline ? 4 : 128) * C::GROUPS);
         }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -287,7 +289,8 @@ TE_FN void te__attn_fwd_producer(const te__attn_fwd_params *p, te__attn_fwd_barr
                                        first_row + w.query + 64 * g, F::VARLEN ? 0 : w.head / HEADS, bar);
         te__attn_pipeline_advance(q);
 #pragma unroll 1
-        /* The V of a tile of keys is loaded one iteration after its K, because it is used one step later. */
+        /* V of a tile of keys is loaded one iteration after K of the tile, because the consumers use V one step later
+         * than K. */
         for (int j = t.end - 2; j >= t.first; j--) {
             te__attn_produce_tile<C::D, C::KEYS>(k, &p->kv, k_head, j * C::KEYS, batch);
             te__attn_produce_tile<C::V, C::KEYS>(v, te__attn_fwd_v_map<F>(p), v_head, (j + 1) * C::KEYS, batch);
@@ -324,7 +327,7 @@ template <class C> TE_FN void te__attn_pingpong_pass(const te__attn_fwd_pipeline
 
 /* Issues the product S of the current tile of keys, and O += P V of the previous tile (O = P V if add is 0). On return
  * S is complete, but P V may still run. has_k: 0 if there is no current tile of keys; has_v: 0 if there is no previous
- * one. In these cases the product is issued nevertheless, and the caller does not use its result. */
+ * tile. The product for a tile that does not exist is issued nevertheless, and the caller does not use its result. */
 template <te_dtype T, class C>
 TE_FN void te__attn_fwd_issue_gemms(te__attn_fwd_fragments<C> &r, const te__attn_fwd_pipelines<C> &a, int has_k,
                                     int has_v, int add) {
@@ -350,16 +353,16 @@ template <class C> TE_FN void te__attn_release_v(te__attn_fwd_pipelines<C> &a) {
     te__attn_pipeline_advance(a.v);
 }
 /* Waits until O += P V is complete, then releases the stage of V that it has read. has_v: 0 if there was no tile of V
- * for this product (te__attn_fwd_issue_gemms), so that no stage is to be released. */
+ * for this product (te__attn_fwd_issue_gemms); then no stage is released. */
 template <class C>
 TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, int has_v) {
     te__wgmma_wait_0();
     te__wgmma_fence_operand(r.o), te__wgmma_fence_operand(r.p);
     if (has_v) te__attn_release_v(a);
 }
-/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if it was the last
- * tile of keys for these queries; then each lane also releases the stage of Q and its entry in te__attn_fwd_barriers,
- * of which the lane has a copy. */
+/* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if this was the
+ * last tile of keys for the current queries; then each lane also releases the stage of Q and the entry of this stage in
+ * te__attn_fwd_barriers, because the lane has copied the entry. */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -367,9 +370,10 @@ template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, i
     te__attn_pipeline_advance(a.k);
 }
 
-/* Skips a tile of K. A block loads the tiles of keys that any of its warpgroups needs, and a warpgroup skips those that
- * none of its queries sees: at most one at the beginning, and one at the end, of the range of keys. The V of a tile is
- * used one step later than its K, and so the V of the skipped tile is skipped one step later (te__attn_skip_v). */
+/* Skips a tile of K. A block loads the tiles of keys that any of its warpgroups needs, and a warpgroup skips each tile
+ * that none of its own queries sees. There is at most one such tile at the beginning of the range of keys, and one at
+ * the end. The V of a tile is used one step later than its K, and so the V of the skipped tile is skipped one step
+ * later (te__attn_skip_v). */
 template <class C> TE_FN void te__attn_skip_k(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     if (C::PINGPONG) te__attn_pingpong_wait(a), te__attn_pingpong_pass(a);
@@ -380,8 +384,9 @@ template <class C> TE_FN void te__attn_skip_v(te__attn_fwd_pipelines<C> &a) {
     te__barrier_wait(a.v_full + 8 * a.v.stage, a.v.phase);
     te__attn_release_v(a);
 }
-/* Called if the warpgroup has no rows of the current tile of queries: skips all its tiles of keys, `tiles` in number.
- * For the first of these, te__attn_fwd_issue_gemms has already taken the warpgroup's turn of the ping-pong. */
+/* Called if the warpgroup has no rows of the current tile of queries: skips all `tiles` tiles of keys that were loaded
+ * for the tile of queries. For the first of these tiles of keys, te__attn_fwd_issue_gemms has already waited for this
+ * warpgroup's turn in the ping-pong scheduling, and passed the turn on. */
 template <class C> TE_FN void te__attn_skip_all(te__attn_fwd_pipelines<C> &a, int tiles) {
     te__barrier_wait(a.k_full + 8 * a.k.stage, a.k.phase);
     te__attn_release_k(a, tiles == 1);
@@ -419,10 +424,10 @@ TE_FN void te__attn_softmax_first(te__attn_fwd_fragments<C> &r, float row_max[2]
         }
     if (F::DROP && p->rng) te__attn_dropout_p<HEADS, F>(r, p, t);
 }
-/* Processes a tile of keys after the first one. needs_mask: 1 if some queries do not see all keys of this tile. This
- * happens only with a window: with a causal mask alone, only the first tile that is processed, at the diagonal, needs
- * the mask, because the queries of a warpgroup and the tiles of keys begin at multiples of 64. add: 0 if O = P V is to
- * be computed instead of O += P V. is_last: 1 if this is the last tile of keys. */
+/* Processes a tile of keys that is not the first tile processed. needs_mask: 1 if some queries do not see all keys of
+ * this tile, which is possible only with a window. With a causal mask alone, only the first tile processed, at the
+ * diagonal, needs the mask, because the queries of a warpgroup and the tiles of keys begin at multiples of 64. add: 0
+ * if O = P V is to be computed instead of O += P V. is_last: 1 if this is the last tile of keys. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_fwd_step(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipelines<C> &a, const te__attn_fwd_params *p,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -479,14 +484,14 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
     te_sequence rows = {0, 0};
     TE_UNROLL for (int i = 0; i < C::KEYS / 4; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
-     * still skip the V of that tile of keys. add: 1 if the next P V is added to O, 0 if it overwrites O. */
+    /* skipped_last: 1 if this warpgroup, in the previous tile of queries, skipped K of the last tile of keys. It must
+     * then still skip V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const te_sequence next_rows = te__attn_fwd_sequence<F>(p, bars, q.stage);
-        /* With a cache, a warpgroup does not multiply if all of its rows lie outside the sequence: a tile of few new
-         * rows may see many keys. */
+        /* With a cache, a warpgroup skips the products if all of its rows lie outside the sequence, because even a tile
+         * with few new rows may see many keys. */
         const int first_row = next.query + group * 64;
         const int is_idle = F::CACHED && next.head >= 0 && (first_row + 64 <= 0 || first_row >= next_rows.count);
         const int has_next = next.head >= 0 && !is_idle, has_output = w.head >= 0;
@@ -523,7 +528,7 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
 
         w = next, rows = next_rows, add = 0;
         /* With a cache and no window, only the first two tiles may need the mask, because the positions of a
-         * warpgroup's 64 queries lie in one or two tiles of keys. The second one is processed here, so that the loop
+         * warpgroup's 64 queries lie in one or two tiles of keys. The second tile is processed here, so that the loop
          * has no code for masks. */
         constexpr int LOOP_MASKS = te__attn_masks_later_tiles<F>() && !(F::CACHED && F::LEFT < 0 && F::RIGHT <= 0);
         int j = t.end - 2;
@@ -571,13 +576,13 @@ TE_FN void te__attn_fwd_kernel(const te__attn_fwd_params *, te__attn_fwd_barrier
 
 /* ---- host ------------------------------------------------------------------------------------------------------ */
 
-/* The K and V of all heads that are processed at the same time should not take more bytes of the L2 than this. (A
- * single head may take more.) */
+/* The largest number of bytes of the L2 that K and V of all heads that are processed at the same time should take
+ * together. (K and V of a single head may take more.) */
 enum { TE__ATTN_FWD_L2_BYTES = 8 << 20 };
 
-/* Sets the arguments and the schedule of the tiles, for the forward kernel in 16 bits and for that in FP8. kv_bytes:
- * the size in bytes of K and V of one head. kv_heads: the number of KV heads of all sequences together; with varlen: of
- * one sequence. */
+/* Sets the arguments and the schedule of the tiles, for the forward kernel in 16 bits and the forward kernel in FP8.
+ * kv_bytes: the size in bytes of K and V of one head. kv_heads: the number of KV heads of all sequences together; with
+ * varlen: of one sequence. */
 template <class C, int HEADS, int KV_HEADS, class F>
 TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_args *a, uint32_t *tickets,
                                   int64_t kv_bytes, int64_t kv_heads) {
@@ -588,8 +593,8 @@ TE_API void te__attn_fwd_schedule(te__attn_fwd_params *p, const te_attention_arg
     p->heads_at_once = F::RIGHT == 0 ? (int)te_max(1, te_min(TE__ATTN_FWD_L2_BYTES / kv_bytes, kv_heads)) : 1;
     p->heads_at_once *= HEADS / KV_HEADS;
     /* With a causal mask, the quarter of a head's tiles of queries that see the fewest keys see only the first quarter
-     * of the keys. So while these tiles are processed, the keys and values that are needed for more heads at once fit
-     * into the L2. */
+     * of the keys. Therefore, while these tiles are processed, the needed keys and values of more heads fit into the L2
+     * at once. */
     p->last_tiles = F::RIGHT == 0 ? p->head_tiles / 4 : 0;
     p->heads_at_once_last = (int)te_min(16 * (int64_t)p->heads_at_once, p->all_heads);
 }

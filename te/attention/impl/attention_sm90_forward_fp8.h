@@ -16,7 +16,7 @@
  * the accumulators of a lane have columns 2 t and 2 t + 1 (t = lane % 4) of each of four groups of eight, but operand A
  * has columns 4 t to 4 t + 3 of each of two groups of sixteen.
  *
- * Floor: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
+ * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
  * products. Memory traffic: 1 byte read for each element of q, k and v, 2 bytes written for each element of the output.
  * Measurements: docs/notes/attention_sm90.md.
@@ -31,9 +31,9 @@
 
 /* ---- constants and arguments ----------------------------------------------------------------------------------- */
 
-/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and of
- * stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is computed by a
- * polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
+/* Constants that were tuned for head size D: the number of consumer warpgroups (GROUPS, with 64 queries each), and the
+ * numbers of stages of Q, K and V in shared memory. EXP2_POLY_EVERY: one of every EXP2_POLY_EVERY pairs of P is
+ * computed by a polynomial instead of by the special function unit, which would otherwise be the bottleneck. */
 template <int D> struct te__attn_fp8_config;
 template <> struct te__attn_fp8_config<64> {
     static constexpr int GROUPS = 3, Q_STAGES = 2, K_STAGES = 4, V_STAGES = 3, EXP2_POLY_EVERY = 2;
@@ -70,8 +70,8 @@ template <int D_> struct te__attn_fp8_traits {
 #define TE__ATTN_FP8_F16_LIMIT 32768.0f
 
 typedef struct te__attn_fp8_params {
-    /* The arguments that the forward kernel in 16 bits has, too. common.q and common.kv are the tensor maps of q and k
-     * in e4m3. */
+    /* The arguments that this kernel has in common with the forward kernel in 16 bits. common.q and common.kv are the
+     * tensor maps of q and k in e4m3. */
     te__attn_fwd_params common;
     CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, head_dim, keys] */
     /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
@@ -181,14 +181,15 @@ TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
 /* The constants of P = 2^(scale s + offset[e]), in f16; offset[e] belongs to row e, and is TE__ATTN_FP8_P_EXPONENT -
- * row_max. Each is a pair of two equal numbers. If f16 cannot represent the scale or an offset, TE__ATTN_FP8_NAN is
- * stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32 then computes P in f32. */
+ * row_max. The scale and each offset are stored as pairs of two equal numbers. If f16 cannot represent the scale or an
+ * offset, TE__ATTN_FP8_NAN is stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32 then computes P in
+ * f32. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
 /* Returns the scale as a pair of two equal f16. A scale below 2^-24 becomes 2^-24; it must not become 0, because 0
- * times a masked score of -inf would be NaN. This changes the exponent scale * s by less than 2^-8, because finite f16
- * scores are below 2^16. */
+ * times a masked score of -inf would be NaN. The replacement changes the exponent scale * s by less than 2^-8, because
+ * finite f16 scores are below 2^16. */
 TE_FN uint32_t te__attn_fp8_exponent_scale(float scale) {
     return scale >= 0 && scale <= 32768.0f ? te__attn_f16x2(fmaxf(scale, 1.0f / (1 << 24))) : TE__ATTN_FP8_NAN;
 }
@@ -330,7 +331,7 @@ TE_FN void te__attn_fp8_softmax_first(te__attn_fwd_fragments<C> &r, te__attn_fp8
 
 /* ---- consumer: mainloop ---------------------------------------------------------------------------------------- */
 
-/* The FP8 version of te__attn_fwd_step: processes a tile of keys after the first one. */
+/* The FP8 version of te__attn_fwd_step: processes a tile of keys that is not the first tile processed. */
 template <class F, class C>
 TE_FN void te__attn_fp8_step(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, te__attn_fwd_pipelines<C> &a,
                              const te__attn_score_tile &t, int needs_mask, int add, int is_last) {
@@ -374,8 +375,8 @@ TE_FN te__attn_fwd_output te__attn_fp8_output_of(const te__attn_fwd_params *p, c
     return to;
 }
 
-/* The body of a consumer warpgroup of the FP8 forward, which computes O of 64 queries of one tile of queries after
- * another. */
+/* The body of a consumer warpgroup of the FP8 forward. The warpgroup computes O of 64 queries of one tile of queries
+ * after another. */
 template <te_dtype T, class C, int HEADS, int KV_HEADS, class F>
 TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_barriers *bars,
                                  const uint32_t tiles[3]) {
@@ -393,8 +394,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
     float value = 0; /* the dequantization factor of v in the head of tile w */
     TE_UNROLL for (int i = 0; i < C::PACKED; i++) r.p[i] = 0;
     if (C::PINGPONG && group == C::GROUPS - 1) te__attn_pingpong_pass(a);
-    /* skipped_last: 1 if this warpgroup skipped K of the last tile of keys for the previous tile of queries, and must
-     * still skip the V of that tile of keys. add: 1 if the next P V is added to O, 0 if it overwrites O. */
+    /* skipped_last: 1 if this warpgroup, in the previous tile of queries, skipped K of the last tile of keys. It must
+     * then still skip V of that tile of keys. add: 1 if the next product P V is added to O, 0 if it overwrites O. */
     for (int add = 0, skipped_last = 0;;) {
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
@@ -447,7 +448,8 @@ TE_FN void te__attn_fp8_consumer(const te__attn_fp8_params *all, te__attn_fwd_ba
 
 /* ---- producer -------------------------------------------------------------------------------------------------- */
 
-/* Loads a tile of the transposed V: all D rows, which are the head's dimensions, of the keys from `key` on. */
+/* Loads a tile of the transposed V, [D, C::KEYS]: the D dimensions of C::KEYS consecutive keys, beginning with
+ * `key`. */
 template <class C>
 TE_FN void te__attn_fp8_produce_v(te__attn_tile_producer<C::V_STAGES> &p, const CUtensorMap *from, int head, int key,
                                   int batch) {

@@ -3,7 +3,7 @@
  *
  * The consumers are those of attention_sm90_forward.h; this file has the producer and the launch. Before the kernel,
  * the keys and values of the new rows have been stored in the cache (TE_ATTENTION_CACHE_STORE), so that all keys of a
- * sequence are loaded from there. The producer is one warp. A tile of keys is loaded by one box or, if pages are
+ * sequence are loaded from the cache. The producer is one warp. A tile of keys is loaded by one box or, if pages are
  * smaller than the tile, by one box for each page; the lanes look up the page numbers and issue the boxes side by side.
  * The number of keys of a sequence is read on the device, as are the page numbers.
  *
@@ -12,8 +12,8 @@
  * in the rest of the last page are zeros, too, because the store has written them there (te_attention_cache.zero_rows):
  * P of a masked key is 0, and its product with an infinity or a NaN would be NaN.
  *
- * Floor: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees. Measurements:
- * docs/notes/attention_decode.md.
+ * Lower bound of the work: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees.
+ * Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_PREFILL_H
@@ -45,9 +45,9 @@ typedef struct te__attn_prefill_params {
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Returns, in lane l, the page of the rows l * box_rows to (l + 1) * box_rows - 1 of tile `tile` of KEYS keys; -1 if
- * they lie behind the last key of the sequence, or behind the tile. pages: the page numbers of the sequence; keys: the
- * number of its keys. */
+/* A tile of keys is divided into boxes of box_rows rows. Returns, in lane l, the index of the page that holds box l of
+ * tile `tile`; -1 if the box lies behind the last key of the sequence, or behind the tile. pages: the indices of the
+ * pages of the sequence; keys: the number of keys of the sequence. */
 template <int KEYS>
 TE_FN int te__attn_pages_of_tile(const te__attn_prefill_params *p, const int32_t *pages, int tile, int keys) {
     const int at = (int)threadIdx.x % 32 * p->box_rows, key = tile * KEYS + at;
@@ -59,7 +59,7 @@ TE_FN int te__attn_pages_of_tile(const te__attn_prefill_params *p, const int32_t
 template <int D, int KEYS, int KV_HEADS, int WHOLE_ROWS, int STAGES>
 TE_FN void te__attn_produce_boxes(te__attn_tile_producer<STAGES> &s, const te__attn_prefill_params *p,
                                   const CUtensorMap *from, int tile, int pages, int kv_head) {
-    /* COLUMNS: the number of boxes that lie side by side */
+    /* COLUMNS: the number of boxes into which the columns of a row are divided */
     constexpr int COLUMNS = WHOLE_ROWS ? 1 : (D + 63) / 64, COLUMN_BYTES = (D + 63) / 64 / COLUMNS * KEYS * 128;
     const int lane = (int)threadIdx.x % 32, at = lane / COLUMNS * p->box_rows, column = lane % COLUMNS;
     const uint32_t bar = s.full + 8 * s.state.stage, to = s.tiles + (uint32_t)(s.state.stage * COLUMNS * COLUMN_BYTES);
@@ -111,8 +111,8 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
         const te__attn_mask mask = te__attn_fwd_mask<F>(p, walk.at.count, keys);
         const te__attn_range t = te__attn_fwd_key_tiles<C>(mask, w.query, C::ROWS);
         const int head = w.head % HEADS, kv_head = head / (HEADS / KV_HEADS);
-        /* now, next: the page numbers of the tile of keys to load next, and of the tile after it. They are looked up
-         * one tile ahead of their use. */
+        /* now, next: the page indices of the tile of keys to load next, and of the tile after that tile. Page indices
+         * are looked up one tile ahead of their use. */
         int now = 0, next = 0;
         /* The first tile of K is loaded before Q, because the consumers may still be using the stage of Q. */
         if (w.head >= 0) {
@@ -135,7 +135,8 @@ TE_FN void te__attn_prefill_producer(const te__attn_prefill_params *all, te__att
         }
         te__attn_pipeline_advance(q);
 #pragma unroll 1
-        /* The V of a tile of keys is loaded one iteration after its K, because it is used one step later. */
+        /* V of a tile of keys is loaded one iteration after K of the tile, because the consumers use V one step later
+         * than K. */
         for (int j = t.end - 2; j >= t.first; j--) {
             const int ahead = j > t.first ? te__attn_pages_of_tile<C::KEYS>(all, pages, j - 1, keys) : 0;
             te__attn_produce_boxes<C::D, C::KEYS, KV_HEADS, C::WHOLE_ROWS>(k, all, k_map, j, next, kv_head);

@@ -17,8 +17,8 @@
 #include "attention_sm80_tiles.h"     /* te__attn_ldmatrix, te__attn_softcapped, te__attn_alibi_at */
 #include "attention_sm90_wgmma.h" /* te__attn_chunk_address */
 
-/* The part of a warpgroup's tile that one thread has in registers: elements of two rows, numbered e = 0 and e = 1, of
- * which the second is eight rows below the first. Four lanes share each row. */
+/* The part of a warpgroup's tile that one thread has in registers: elements of two rows, e = 0 and e = 1. Row e = 1 is
+ * eight rows below row e = 0. Four lanes share each row. */
 template <class C> struct te__attn_fwd_fragments {
     typename C::scores s;         /* S; P later replaces it */
     uint32_t p[C::PACKED];        /* P in 16 bits, two numbers in each register: the A operand of the product P V */
@@ -32,8 +32,8 @@ template <class C> struct te__attn_fwd_fragments {
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
 
-/* The position of a warpgroup's tile of scores. mask: the mask of its sequence; head: its head, counted over all
- * sequences; query, key: its first query and first key. */
+/* The position of a warpgroup's tile of scores. mask: the mask of the sequence; head: the head, counted over all
+ * sequences; query, key: the first query and the first key of the tile. */
 struct te__attn_score_tile {
     te__attn_mask mask;
     int head, query, key;
@@ -179,7 +179,7 @@ TE_FN void te__attn_recompute_scores(te__attn_fwd_fragments<C> &r, uint32_t q, u
 }
 /* Returns the number to subtract from a row's scores if row_max is their maximum so far. This is row_max or, if all
  * keys so far were masked (row_max is -inf), 0, which makes P of the row 0. te__attn_fwd_step subtracts row_max itself:
- * if it is still -inf, P of a visible key becomes infinite, which exceeds te__attn_rescale_threshold, so that
+ * if row_max is still -inf, P of a visible key becomes infinite, which exceeds te__attn_rescale_threshold, so that
  * te__attn_rescale updates row_max. */
 template <class F> TE_FN float te__attn_finite_max(float row_max) {
     return te__attn_may_start_hidden<F>() && row_max == -INFINITY ? 0.0f : row_max;
@@ -215,7 +215,7 @@ TE_FN void te__attn_rescale(te__attn_fwd_fragments<C> &r, float scale_log2, floa
 /* ---- epilogue ---------------------------------------------------------------------------------------------------- */
 
 /* Transposes a 4 x 4 matrix that is distributed over four lanes: before the call, w of lane i is row i of the matrix;
- * afterwards it is column i. */
+ * after the call, w of lane i is column i. */
 TE_FN void te__attn_transpose_lanes(uint32_t w[4], int lane) {
     TE_UNROLL for (int step = 1; step < 4; step *= 2)
         TE_UNROLL for (int i = 0; i < 4; i++) {
@@ -236,13 +236,13 @@ struct te__attn_fwd_output {
      * 1 are not stored. */
     int query, seq;
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
-    /* a factor by which O is multiplied: that of dropout or, in FP8, the dequantization factor of V */
+    /* a factor by which O is multiplied: the factor of dropout or, in FP8, the dequantization factor of V */
     float factor;
     float *amax;        /* receives the amax of the output (te_attention_args.amax), or null */
 };
 /* Divides O by the rows' sums of P and stores it. Each lane stores 16 bytes at a time, so that four lanes together
  * store 64 bytes of a row. Also stores lse, and updates amax, unless their pointers are null. MAY_BE_EMPTY: 1 if a row
- * may see no key; its output is 0, and its lse infinity. */
+ * may see no key; the output of such a row is 0, and its lse is infinity. */
 template <te_dtype T, int MAY_BE_EMPTY = 0, class C>
 TE_FN void te__attn_fwd_epilogue(const te__attn_fwd_fragments<C> &r, const te__attn_fwd_output &to) {
     const int lane = (int)threadIdx.x % 32;

@@ -85,10 +85,11 @@ template <int N> struct te__wgmma_atom;
     };
 TE__WGMMA_ATOM_SIZES(TE__WGMMA_ATOM)
 
-/* wgmma is asynchronous: it reads and writes registers after the instruction was issued, which the compiler does not
- * know. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, it keeps the
- * compiler from moving the registers' initialisation below that fence; called after the wait for the wgmma, it keeps
- * the compiler from moving their first use above that wait (CUTLASS's warpgroup_fence_operand). */
+/* wgmma is asynchronous: it reads and writes registers after the instruction was issued, and the compiler does not know
+ * this. This empty asm claims to change the registers. Called before the fence that precedes the wgmma, the function
+ * keeps the compiler from moving the initialisation of the registers below that fence; called after the wait for the
+ * wgmma, it keeps the compiler from moving the first use of the registers above that wait (CUTLASS's
+ * warpgroup_fence_operand). */
 template <int N> TE_FN void te__wgmma_fence_operand(float (&x)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]));
 }
@@ -98,12 +99,12 @@ template <int N> TE_FN void te__wgmma_fence_operand(uint32_t (&x)[N]) {
 
 /* Return the wgmma matrix descriptor of a tile at `address`. box_bytes: the distance between boxes; rows8_bytes: the
  * distance between groups of eight rows. The descriptor is valid for K-major and MN-major reads: K-major reads use the
- * distance between groups of eight rows, MN-major reads also use that between boxes. */
+ * distance between groups of eight rows, MN-major reads also use the distance between boxes. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int box_bytes, int rows8_bytes) {
     const uint64_t next_box = (uint64_t)(box_bytes >> 4), next_rows = (uint64_t)(rows8_bytes >> 4);
     return (uint64_t)((address & 0x3ffff) >> 4) | next_box << 16 | next_rows << 32 | 1ull << 62;
 }
-/* Returns the descriptor of a tile with `rows` rows in each box, whose boxes are contiguous in shared memory. */
+/* Returns the descriptor of a tile whose boxes have `rows` rows each and are contiguous in shared memory. */
 TE_FN uint64_t te__attn_tile_descriptor(uint32_t address, int rows) {
     return te__attn_tile_descriptor(address, rows * 128, 1024);
 }
@@ -162,9 +163,9 @@ template <int STAGES> TE_FN void te__attn_pipeline_advance(te__attn_pipeline_sta
     if (++state.stage == STAGES) state.stage = 0, state.phase ^= 1;
 }
 
-/* Loads a box [rows, 64] of a head to shared memory by TMA. x: the box's first column, counted within the head; y: its
- * first row, counted within sequence number `batch`. Rows past the end of the sequence and columns past head_dim are
- * filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
+/* Loads a box [rows, 64] of a head to shared memory by TMA. x: the box's first column, counted within the head; y: the
+ * box's first row, counted within sequence number `batch`. Rows past the end of the sequence and columns past head_dim
+ * are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, int batch,
                                   uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -182,8 +183,9 @@ TE_FN void te__attn_tma_load_groups(uint32_t to, const CUtensorMap *from, int gr
                  : "memory");
 }
 /* Loads a box [rows, 64] of a head of one of several packed sequences (varlen) to shared memory by TMA. x: the box's
- * first column, counted within the head; y: its first row, counted within the sequence; rows: the range of rows of the
- * sequence. Rows past its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
+ * first column, counted within the head; y: the box's first row, counted within the sequence; rows: the range of rows
+ * of the sequence. Rows past the end of the sequence are filled with zeros. bar: the mbarrier that counts the bytes
+ * that have arrived. */
 TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, int head, int y, const te_sequence &rows,
                          uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
@@ -193,8 +195,8 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  : "memory");
 }
 /* The view that a producer has of a pipeline of tiles. full, empty, tiles: the shared-memory addresses of the first
- * stage's two mbarriers and of its tile; those of the other stages follow. state: the stage to which the next tile is
- * loaded. */
+ * stage's two mbarriers and tile; the mbarriers and tiles of the other stages follow them. state: the stage to which
+ * the next tile is loaded. */
 template <int STAGES> struct te__attn_tile_producer {
     uint32_t full, empty, tiles;
     te__attn_pipeline_state<STAGES> state;
@@ -215,7 +217,7 @@ TE_FN void te__attn_produce_tile(te__attn_tile_producer<STAGES> &p, const CUtens
 
 /* ---- shared memory, bulk copies, flags in global memory -------------------------------------------------------- */
 
-/* Waits until all committed groups of wgmma are complete, except the last K. */
+/* Waits until all committed groups of wgmma are complete, except the K groups that were committed last. */
 template <int K> TE_FN void te__attn_wgmma_wait(void) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(K) : "memory");
 }
@@ -225,9 +227,9 @@ template <int N> TE_FN void te__wgmma_fence_result(float (&d)[N]) {
     TE_UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* Loads a box of a tensor [batch, seq, width] to shared memory by TMA: 64 columns from column x on, and the number of
- * rows that the tensor map's boxes have, from token y of sequence z on. Rows past the end of the sequence are filled
- * with zeros. bar: the mbarrier that counts the bytes that have arrived. */
+/* Loads a box of a tensor [batch, seq, width] to shared memory by TMA: 64 columns, beginning with column x, of tokens
+ * of sequence z, beginning with token y. The tensor map says how many rows a box has. Rows past the end of the sequence
+ * are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
@@ -236,7 +238,7 @@ TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, in
 }
 /* Loads a box of 64 columns, from column x on, to shared memory by TMA from a tensor [rows, width] of packed sequences
  * (varlen). rows: the range of rows of the sequence; y: the first token to load, counted within the sequence. Rows past
- * its end are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
+ * the end of the sequence are filled with zeros. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_box(uint32_t to, const CUtensorMap *from, int x, int y, const te_sequence &rows,
                              uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "

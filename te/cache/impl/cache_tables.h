@@ -1,6 +1,6 @@
-/* cache_tables.h -- the struct of a key-value cache, te_cache, as ops read it: where the keys and values of an
- * attention are, and how many tokens of each sequence are cached. The functions that set a cache up and change it are
- * in te/cache/cache.h, which te/te.h leaves out.
+/* cache_tables.h -- te_cache, the struct of a key-value cache, and the functions by which ops read it: where the keys
+ * and values of an attention are, and how many tokens of each sequence are cached. The functions that initialise and
+ * change a cache are in te/cache/cache.h, which te/te.h leaves out.
  */
 #ifndef TE_CACHE_TABLES_H
 #define TE_CACHE_TABLES_H
@@ -11,9 +11,9 @@
 
 enum { TE_CACHE_MAX_LAYERS = 256 };
 
-/* A layer: the part of the cache that contains the keys and values of one attention of a model. Each page of the cache
- * has a part for each layer. It contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the
- * values, [kv_heads, page_rows, value_dim], unless these are parts of the keys (values_in_keys). Both are in the format
+/* A layer: the part of the cache for one attention of one model. Each page of the cache has a section for each layer. A
+ * section contains the keys of all heads, [kv_heads, page_rows, head_dim], followed by the values, [kv_heads,
+ * page_rows, value_dim], unless the values are parts of the keys (values_in_keys). Keys and values are in the format
  * with which the attention was declared (te_attention_cache). */
 typedef struct te_cache_layer {
     const te_model *model;
@@ -22,7 +22,7 @@ typedef struct te_cache_layer {
     /* the distance from the start of one page to the start of the next, in elements of the op list's dtype or, in the
      * formats of 8 bits, in bytes */
     int64_t page_elements;
-    char *pages;           /* the address of this layer's part of page 0 */
+    char *pages;           /* the address of this layer's section of page 0 */
 } te_cache_layer;
 
 /* The sizes of a cache, and pointers to its arrays in target memory, which kernels read and write. */
@@ -30,13 +30,13 @@ typedef struct te_cache_tables {
     /* page_shift: the base-2 logarithm of page_rows, or 31 if each sequence has a single page; table_width: the number
      * of entries in each row of `table` */
     int sequences, capacity, page_rows, page_shift, pages, table_width;
-    /* [sequences]: the number of tokens that each sequence has in the cache, with the new tokens of the last
+    /* [sequences]: the number of tokens that each sequence has in the cache, including the new tokens of the last
      * te_cache_begin */
     int32_t *length;
-    /* [sequences, table_width]: the numbers of the pages of each sequence, in the order of its tokens */
+    /* [sequences, table_width]: the indices of the pages of each sequence, in the order of its tokens */
     int32_t *table;
     int32_t *use_count; /* [pages]: the number of sequences that use each page */
-    int32_t *free_page; /* [pages]: a stack of the numbers of the pages that no sequence uses */
+    int32_t *free_page; /* [pages]: a stack of the indices of the pages that no sequence uses */
     int32_t *free_count; /* the number of pages on the stack free_page */
     /* the errors since the last te_cache_check, as a combination of the bits TE_CACHE_FULL, TE_CACHE_TOO_LONG and
      * TE_CACHE_NO_SLOT */
@@ -61,9 +61,10 @@ enum { TE_CACHE_FULL = 1, TE_CACHE_TOO_LONG = 2, TE_CACHE_NO_SLOT = 4 };
 
 typedef struct te_cache {
     te_cache_tables t;
-    /* the address of this struct when it was initialised, by which a call detects that the struct was moved */
+    /* the address that this struct had when it was initialised; calls compare addresses to detect that the struct was
+     * moved */
     const struct te_cache *at;
-    int begun_rows; /* the number of rows of the batch of the last te_cache_begin, or 0 if there was none */
+    int begun_rows; /* the number of rows of the batch of the last te_cache_begin, or 0 before the first one */
     int layer_count;
     te_cache_layer layer[TE_CACHE_MAX_LAYERS];
 } te_cache;
