@@ -714,8 +714,8 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
     /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if a cluster cannot
-     * process so many splits, if the cache has 8 bits, or if the cluster's memory would leave too few stages, as it does
-     * for latent vectors. */
+     * process so many splits, if the cache has 8 bits, or if the cluster's memory would leave too few stages, as for
+     * latent vectors. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;
