@@ -63,7 +63,11 @@ section_build() {
     gcc -std=c11 -O2 -I. -c examples/embed/main.c -o "$bin/embed_main.o" &&
         nvcc -std=c++17 -O3 -gencode "arch=compute_$arch,code=sm_$arch" -I. examples/embed/model.cu "$bin/embed_main.o" -o "$bin/embed" -lcublasLt
     wait
-    sed -n '/^\/\* \[block\]/,/^\/\* \[block\]/p' examples/train_gpt/train_gpt.c | sed '1i #include "te/te.h"\n#define DROPOUT(name) (dropout, name, 0.1f),' >"$bin/gpt_block.cu"
+    {
+        printf '#include "te/te.h"\n#define DROPOUT(name) (dropout, name, 0.1f),\n#define CONTEXT\n'
+        grep -h -e '^#define GPT_KV(HEADS) (HEADS)' -e '^#define GPT_QKV' examples/train_gpt/train_gpt.c
+        sed -n '/^\/\* \[block\]/,/^\/\* \[block\]/p' examples/train_gpt/train_gpt.c
+    } >"$bin/gpt_block.cu"
     echo 'TE_SEQUENTIAL(block, bf16, GPT_BLOCK(768, 12))
 int main(void) { return !(block_plan()->op_count && block_forward_steps && block_backward_steps); }' >>"$bin/gpt_block.cu"
     local t0=$SECONDS
