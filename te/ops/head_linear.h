@@ -116,7 +116,7 @@ typedef struct te_head_linear_kernels {
     ((te_grouped_kind)((transposed) != (backward) ? TE_GROUPED_DGRAD : TE_GROUPED_FORWARD))
 #if TE_CUDA
 #define TE__HEAD_PRODUCT(dtype, op, backward) \
-    te__grouped_step<TE_##dtype, TE__HEAD_KIND(TE__HEAD_TRANSPOSED(op), backward)>
+    te__grouped_step<TE_##dtype, TE__HEAD_KIND(TE__HEAD_TRANSPOSED(op), backward), 0>
 #else
 #define TE__HEAD_PRODUCT(dtype, op, backward) te__grouped_step
 #endif
