@@ -43,10 +43,10 @@
 /* Multi-head latent attention, MLA (DeepSeek-V2, DeepSeek-AI 2024), of a normed input. Keys and values are computed
  * from a latent vector of KV columns, and all heads share the R rotated columns of the keys. SIZES: (HEADS, Q, KV, N,
  * R, V). A head of q and k has N columns followed by R rotated columns, a head of v has V columns, and Q is the width
- * of the compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, where Q is 0. ROPE:
- * the options of rope, in parentheses; DeepSeek's checkpoints need (interleaved, 1). The arguments after ROPE are
- * options of attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a,
- * b_kv_norm, b_k_b, b_v_b, b_proj. This form computes keys and values of all heads from the latent vector.
+ * of the compressed q. QUERY: TE_MLA_QUERY_LORA or, for models that do not compress q, TE_MLA_QUERY; with TE_MLA_QUERY,
+ * Q is 0. ROPE: the options of rope, in parentheses; DeepSeek's checkpoints need (interleaved, 1). The arguments after
+ * ROPE are options of attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b,
+ * b_kv_a, b_kv_norm, b_k_b, b_v_b, b_proj. This form computes keys and values of all heads from the latent vector.
  *     TE_MLA(b0, TE_MLA_QUERY_LORA, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)),
  *            (causal, 1)) */
 #define TE_MLA(b, QUERY, H, SIZES, ROPE, ...) TE__LAYERS_MLA(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
@@ -163,13 +163,13 @@
     (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
 
 /* Llama 4 (Meta AI 2025), a block with experts. The input of the chosen expert is multiplied by the router's weight,
- * which is the sigmoid of its logit, and a shared expert of the same inner size F processes every token. Rope rotates
- * pairs of neighbours. Each head of q and k has a norm (b_heads). In Llama 4 this norm has no weights; here it has
- * weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options of
- * rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block. Attention
- * sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences, its blocks
- * with rope see only chunks of 8192 tokens, and its blocks without rope multiply q by a factor that grows with the
- * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+ * which is the sigmoid of the expert's logit. A shared expert of the same inner size F processes every token. Rope
+ * rotates pairs of neighbours. Each head of q and k has a norm (b_heads). In Llama 4 this norm has no weights; here it
+ * has weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options
+ * of rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block.
+ * Attention sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences,
+ * its blocks with rope see only chunks of 8192 tokens, and its blocks without rope multiply q by a factor that grows
+ * with the position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
 #define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \

@@ -177,8 +177,8 @@ TE_API te_pipeline_pass te__pipeline_now(const te__pipeline_progress *at, te_pip
         input.kind == TE_PIPELINE_idle || at->done[input.kind][producer] > te__pipeline_number(p, input);
     return is_there ? pass : idle;
 }
-/* Records in *slot, a slot of `stage`, the message that stage `from` sends after `pass` in the same slot, if `stage`
- * sends or receives this message. */
+/* Stage `from` runs `pass`, and then sends its output to another stage. If `stage` sends or receives this message,
+ * records the message in *slot, which says what `stage` does at this time. */
 TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int stage, te_pipeline_pass pass,
                                      int from) {
     int to = from;

@@ -158,9 +158,8 @@ TE_BOTH int te__e8m0_special(uint32_t u) {
     if ((u & 0x7fffffffu) > 0x7f800000u) return 0xff;
     return u >> 31 || u == 0 ? 0 : u >= 0x7f000000u ? 0xfe : -1; /* 0x7f000000: 2^127 */
 }
-/* Return the exponent of a finite float above 0 and below 2^127, rounded down, as an e8m0 code that is at least 0.
- * *part becomes the distance of the float from this power of two, in units of 2^-23 of the distance to the next power
- * of two; *part is 0 if the float lies below 2^-127. */
+/* Round the float f with the bits u, above 0 and below 2^127, down to a power of two P, and return P as an e8m0 code.
+ * *part becomes (f / P - 1) * 2^23. If f lies below 2^-127, P is 2^-127 and *part is 0. */
 TE_BOTH uint32_t te__e8m0_floor(uint32_t *part, uint32_t u) {
     const uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
     *part = exponent ? mantissa : mantissa > 0x400000u ? (mantissa - 0x400000u) << 1 : 0u; /* 0x400000: 2^-127 */

@@ -96,10 +96,10 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * There are two exceptions. First, a small kernel in the middle of a pass (te_launch.early) triggers first and then
  * waits. Second, attention_sm90_decode.h launches one kernel that decodes and one that merges its partial results, and
  * the merging kernel lets the next kernel start at once. In both cases a kernel may start while several earlier kernels
- * of the same pass still run. This does no harm: before a kernel has waited, the kernel reads only weights, keys and
- * values of earlier passes, and data that te__cache_begin has stored, and the kernels that may still run write none of
- * these. Once a kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited
- * for the kernel before it. */
+ * of the same pass still run. This does no harm: before a kernel has waited, it reads only weights, keys and values of
+ * earlier passes, and data that te__cache_begin has stored. The kernels that may still run write none of these. Once a
+ * kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited for the kernel
+ * before it. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
