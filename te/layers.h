@@ -265,8 +265,8 @@
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 /* Like TE_MIXTRAL_BLOCK and TE_QWEN3_MOE_BLOCK, for a tensor group of N ranks. Each rank has E / N whole experts
  * (expert parallelism); N must divide E, and need not divide F. With _SP, all rows are gathered on each rank before the
- * experts, and the experts' results are summed over the ranks. With _EP, which is for the same lists as _SP, the router
- * sends each row only to the ranks of its experts: (dispatch, all_to_all). */
+ * experts, and the experts' results are summed over the ranks. With _EP, the router sends each row only to the ranks of
+ * its experts: (dispatch, all_to_all). Like _SP, _EP is for lists with the option (rows, shard). */
 #define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \

@@ -89,9 +89,9 @@ TE_API int te__pipeline_is_valid(te_pipeline p) {
 TE_API int te__pipeline_forwards(te_pipeline p) {
     return p.chunks * p.stages * ((p.micro_batches + p.stages - 1) / p.stages);
 }
-/* Returns how many forwards a stage runs before it begins to alternate between forwards and backwards. After one more
- * forward the stage keeps the largest number of activations (each of one chunk and one micro-batch); with one chunk
- * this number is at most the number of stages. */
+/* Returns W, the number of forwards that a stage runs before it begins to alternate between forwards and backwards. A
+ * stage keeps the activations of at most W + 1 forwards at a time, each of one chunk and one micro-batch. With one
+ * chunk, W + 1 is at most the number of stages. */
 TE_API int te__pipeline_warmup(te_pipeline p, int stage) {
     const int behind = p.stages - 1 - stage; /* number of later stages */
     const int forwards = p.chunks == 1 ? behind : 2 * behind + (p.chunks - 1) * p.stages;

@@ -219,7 +219,7 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 }
 
 /* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. If e is not
- * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, the magnitude is m times the distance between
+ * 0, the magnitude is 2^(e - bias) * (1 + m / 2^fraction); if e is 0, the magnitude is m times the distance between
  * neighbouring subnormals. `a` is the byte without its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);

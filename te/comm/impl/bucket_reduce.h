@@ -9,8 +9,8 @@
  *   2. on the owner a kernel adds the owner's shard and slots, in f32 and in rank order (reads N shards, writes one);
  *   3. the owner copies the sum into a slot on each other rank, and that rank copies it from the slot into x. A
  *      reduce-scatter ends with step 2.
- * In an all-reduce each rank sends 2 (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s. NCCL
- * takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
+ * In an all-reduce each rank sends 2 * (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s.
+ * NCCL takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
  * the flag. x is reduced in pieces, so small that a shard of a piece fits into a slot. Senders need not check that a
@@ -262,9 +262,9 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
 /* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements). The size of
- * a shard is rounded down, so a few elements lie behind the last shard; these are summed on all ranks. Each rank sends
- * half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range includes gradients
- * of frozen parameters, these gradients are sent as well. */
+ * a shard is rounded down, so a few elements lie behind the last shard; all ranks get the sums of these elements. Each
+ * rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
+ * includes gradients of frozen parameters, these gradients are sent as well. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {
     float *const grads = (float *)(uintptr_t)m->grads;

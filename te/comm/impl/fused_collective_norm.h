@@ -13,10 +13,10 @@
  * ten). The collective and the pointwise kernel run separately if the fused kernel does not support the case, or if a
  * GEMM overlaps the collective (linear_comm_overlap.h).
  *
- * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
- * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of the other
- * ranks, and each lane sends its packets of a row before it waits for the packets of other ranks. So no deadlock is
- * possible if blocks with lower indices start first.
+ * To keep the link busy, a group of lanes sends its next row before it computes the current one. With all_gather, it
+ * receives the other ranks' results for a row only after it has computed its own next row. Lane i of a rank waits only
+ * for lane i of the other ranks, and each lane sends its packets of a row before it waits for the packets of other
+ * ranks. So no deadlock is possible if blocks with lower indices start first.
  *
  * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce pattern: for each row a rank sends
  * 2 * h bytes to each other rank (one-shot) or 4 * h * (N - 1) / N bytes in all (two-shot), reads x and the residual

@@ -3,12 +3,12 @@
  *
  * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
  *
- *   one-shot all_reduce    (N - 1) S          Each rank sends all of x to all others and computes the whole sum.
+ *   one-shot all_reduce  (N - 1) * S          Each rank sends all of x to all others and computes the whole sum.
  *                                             Latency: data crosses the link once.
- *   two-shot all_reduce    2 S (N - 1) / N    Each rank sums its shard, and sends the sum to all others. Latency: data
+ *   two-shot all_reduce  2 * S * (N - 1) / N  Each rank sums its shard, and sends the sum to all others. Latency: data
  *                                             crosses the link twice.
- *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
- *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
+ *   reduce_scatter       S * (N - 1) / N      S: the size of x. Data crosses the link once.
+ *   all_gather           2 * S * (N - 1) / N  S: the size of y. Data crosses the link once. An all-gather must preserve
  *                                             all bit patterns, so no bit pattern is left to say that a packet has not
  *                                             arrived. Therefore half of each packet is flags, as in NCCL's LL
  *                                             protocol.

@@ -25,7 +25,7 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te__kernel_begin_early, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but compiles a template only if it is instantiated.
- * Therefore a kernel that does not belong to a model is defined as a template, by TE_KERNEL_IF_USED, and every function
+ * Therefore a kernel that not every program needs is defined as a template, by TE_KERNEL_IF_USED, and every function
  * between the user's call and the kernel's launch is also a template, by TE_IF_USED. A program then contains these
  * kernels only if it calls them, which tests/unused_kernels.sh checks. Where many functions would have to be templates,
  * these functions call through a pointer in the model's plan instead (te_plan.convert, te_fp8_ops). */
