@@ -8,8 +8,8 @@
  *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
  *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends them
  *                           as packets into slots on the other ranks, where the fused kernel receives them. The GEMM
- *                           itself waits for no other rank. While the GEMM reads its weight, it sends its output to each
- *                           other rank: 2 * m * n bytes if the all-reduce is one-shot.
+ *                           itself waits for no other rank. While the GEMM reads its weight, it sends its output to
+ *                           each other rank: 2 * m * n bytes if the all-reduce is one-shot.
  *
  * GEMM + reduce_scatter and GEMM + all_reduce support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands
  * with tensorwise scales, and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's
