@@ -28,7 +28,7 @@
 #define TE_RMSNORM_LINEAR(b, IN, OUT) (rmsnorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 
 /* A norm and an MLP; the names of the ops are b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. In a gated MLP, the
- * output of b_fc1 has 2 F columns. */
+ * output of b_fc1 has 2 * F columns. */
 #define TE_LAYERNORM_MLP(b, ACT, H, F) \
     (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (bias, b##_fc1_bias, F), (ACT, b##_act), TE__LAYERS_OUT(b, H, F)
 #define TE_LAYERNORM_MLP_NO_BIAS(b, ACT, H, F) \

@@ -160,8 +160,8 @@ TE_API const te_group *te_embedding_group(const te_context *ctx) {
 }
 
 enum { TE__COMM_GROUPS = 9 };
-/* Return group number i of the communicator, where i is 0 to TE__COMM_GROUPS - 1. The world group is the last one,
- * because the other groups are split from it. */
+/* Return group number i of the communicator, where i is 0 to TE__COMM_GROUPS - 1. The world group is the last one, so
+ * that te_comm_destroy closes the world group after the groups that were split from it. */
 TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
     te_group *const groups[TE__COMM_GROUPS] = {&comm->across_hosts, &comm->in_host, &comm->embedding,
                                                &comm->pipeline,     &comm->context, &comm->data,

@@ -16,9 +16,9 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* Define a kernel `name` with `threads` threads per block. The kernel's one argument is a struct of type `type`. The
- * kernel's body is `...`; in the body, te_args points to the struct, and te_at is the te_block of the current block.
- * The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` with `threads` threads per block. The kernel gets its arguments as a struct of type `type`.
+ * The kernel's body is `...`; in the body, te_args points to this struct, and te_at is the te_block of the current
+ * block. The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* Define a kernel as TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an
  * SM. */
