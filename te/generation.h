@@ -666,7 +666,8 @@ TE_IF_USED TE_API te_status te__generation_enqueue(te_generation *g, te_context 
     TE_TRY(te__generation_compact(g, ctx));
     te__generation_device *d = &g->device;
     te__generation_step *s = &g->step[g->current];
-    /* how many rows each sequence has in this step; stored in the array for the step's results, still unused here */
+    /* how many rows each sequence has in this step. The array is the one for the step's results, which is not in use
+     * yet */
     int32_t *count = s->out.token;
     te__generation_batch b = te__generation_divide(g, count);
     const int graph = te__generation_graph_of(g, b.sequences);

@@ -28,7 +28,7 @@
 #define TE_RMSNORM_LINEAR(b, IN, OUT) (rmsnorm, b##_norm, IN), (linear, b##_linear, IN, OUT)
 
 /* A norm and an MLP; the names of the ops are b_norm, b_fc1, b_fc1_bias, b_act, b_fc2, b_fc2_bias. In a gated MLP, the
- * output of b_fc1 has 2 F columns. */
+ * output of b_fc1 has 2 * F columns. */
 #define TE_LAYERNORM_MLP(b, ACT, H, F) \
     (layernorm, b##_norm, H), (linear, b##_fc1, H, F), (bias, b##_fc1_bias, F), (ACT, b##_act), TE__LAYERS_OUT(b, H, F)
 #define TE_LAYERNORM_MLP_NO_BIAS(b, ACT, H, F) \
@@ -43,10 +43,10 @@
 /* Multi-head latent attention, MLA (DeepSeek-V2, DeepSeek-AI 2024), of a normed input. Keys and values are computed
  * from a latent vector of KV columns, and all heads share the R rotated columns of the keys. SIZES: (HEADS, Q, KV, N,
  * R, V). A head of q and k has N columns followed by R rotated columns, a head of v has V columns, and Q is the width
- * of the compressed q. QUERY: TE_MLA_QUERY_LORA, or TE_MLA_QUERY for models that do not compress q, where Q is 0. ROPE:
- * the options of rope, in parentheses; DeepSeek's checkpoints need (interleaved, 1). The arguments after ROPE are
- * options of attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b, b_kv_a,
- * b_kv_norm, b_k_b, b_v_b, b_proj. This form computes keys and values of all heads from the latent vector.
+ * of the compressed q. QUERY: TE_MLA_QUERY_LORA or, for models that do not compress q, TE_MLA_QUERY; with TE_MLA_QUERY,
+ * Q is 0. ROPE: the options of rope, in parentheses; DeepSeek's checkpoints need (interleaved, 1). The arguments after
+ * ROPE are options of attention. Names of the ops with parameters: b_q_a, b_q_norm (not with TE_MLA_QUERY), b_q_b,
+ * b_kv_a, b_kv_norm, b_k_b, b_v_b, b_proj. This form computes keys and values of all heads from the latent vector.
  *     TE_MLA(b0, TE_MLA_QUERY_LORA, 7168, (128, 1536, 512, 128, 64, 128), ((base, 10000.0f), (interleaved, 1)),
  *            (causal, 1)) */
 #define TE_MLA(b, QUERY, H, SIZES, ROPE, ...) TE__LAYERS_MLA(b, QUERY, H, ROPE, (__VA_ARGS__), TE_STRIP SIZES)
@@ -163,13 +163,13 @@
     (expert_linear, b##_fc2, F, H, E), (expert_bias, b##_fc2_bias, H, E), (combine, b##_router), (add, b##_x2)
 
 /* Llama 4 (Meta AI 2025), a block with experts. The input of the chosen expert is multiplied by the router's weight,
- * which is the sigmoid of its logit, and a shared expert of the same inner size F processes every token. Rope rotates
- * pairs of neighbours. Each head of q and k has a norm (b_heads). In Llama 4 this norm has no weights; here it has
- * weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options of
- * rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block. Attention
- * sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences, its blocks
- * with rope see only chunks of 8192 tokens, and its blocks without rope multiply q by a factor that grows with the
- * position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
+ * which is the sigmoid of the expert's logit. A shared expert of the same inner size F processes every token. Rope
+ * rotates pairs of neighbours. Each head of q and k has a norm (b_heads). In Llama 4 this norm has no weights; here it
+ * has weights, which are 1 initially and stay 1 if they are frozen by te_freeze. The arguments after TOP_K are options
+ * of rope. _NO_ROPE: a block without rope and without b_heads; in Llama 4, every fourth block is such a block.
+ * Attention sees all earlier tokens. Llama 4 does the same for sequences of at most 8191 tokens; in longer sequences,
+ * its blocks with rope see only chunks of 8192 tokens, and its blocks without rope multiply q by a factor that grows
+ * with the position. Further ops: b_n2, b_router, b_routed, b_shared1, b_shared_act, b_shared2. */
 #define TE_LLAMA4_BLOCK(b, H, F, HEADS, KV, D, E, TOP_K, ...)                                                        \
     TE__LAYERS_LLAMA4(b, H, F, HEADS, KV, D, E, TOP_K, TE__LAYERS_LLAMA4_ROPE, ((interleaved, 1), __VA_ARGS__))
 #define TE_LLAMA4_BLOCK_NO_ROPE(b, H, F, HEADS, KV, D, E, TOP_K) \
@@ -265,8 +265,8 @@
     TE__LAYERS_QWEN3(TE__LAYERS_SP, ~, b, H, F, HEADS, KV, D, BASE, N)
 /* Like TE_MIXTRAL_BLOCK and TE_QWEN3_MOE_BLOCK, for a tensor group of N ranks. Each rank has E / N whole experts
  * (expert parallelism); N must divide E, and need not divide F. With _SP, all rows are gathered on each rank before the
- * experts, and the experts' results are summed over the ranks. With _EP, which is for the same lists as _SP, the router
- * sends each row only to the ranks of its experts: (dispatch, all_to_all). */
+ * experts, and the experts' results are summed over the ranks. With _EP, the router sends each row only to the ranks of
+ * its experts: (dispatch, all_to_all). Like _SP, _EP is for lists with the option (rows, shard). */
 #define TE_MIXTRAL_BLOCK_TP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \
     TE__LAYERS_MIXTRAL(TE__LAYERS_TP, b, H, F, HEADS, KV, D, BASE, E, TOP_K, N)
 #define TE_MIXTRAL_BLOCK_SP(b, H, F, HEADS, KV, D, BASE, E, TOP_K, N) \

@@ -19,10 +19,10 @@
  * must contain both calls. Frozen parameters are left out. A gradient that is a partial sum on each tensor rank is
  * first summed over the tensor group, on the context's stream.
  *
- * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas the two sums
- * may differ in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines
- * add in the order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host
- * nothing overlaps: backward waits for each reduction. */
+ * With two replicas, f32 sums are bitwise identical to those of te_reduce_gradients. With more replicas they may differ
+ * in the last bits: NCCL and MPI choose the order of the additions by the size of the reduction; DMA engines add in the
+ * order of the ranks. Runs with the same models, config.bytes and ranks are bitwise identical. On the host nothing
+ * overlaps: backward waits for each reduction. */
 #ifndef TE_COMM_BUCKETS_H
 #define TE_COMM_BUCKETS_H
 
@@ -45,9 +45,9 @@ typedef struct te_buckets_config {
      * sums are rounded to bf16, half as many bytes cross the link, and each device needs up to te_buckets_config.bytes
      * / 2 more bytes of memory */
     te_dtype dtype;
-    /* used on CUDA only. With 0 NCCL reduces all buckets. With 1 DMA engines, which occupy no multiprocessors, reduce
-     * those buckets that become final while GEMMs of backward are still to run; NCCL, which is faster but slows GEMMs
-     * down, reduces the other buckets. DMA engines require symmetric memory in the data group
+    /* used on CUDA only. With 0, NCCL reduces all buckets. With 1, DMA engines reduce the buckets that become final
+     * while GEMMs of backward are still to run, because DMA engines occupy no multiprocessors. NCCL, which is faster
+     * but slows GEMMs down, reduces the other buckets. DMA engines require symmetric memory in the data group
      * (te_comm_config.peer_bytes), and take up to 2 * te_buckets_config.bytes bytes of memory on each device until
      * te_comm_destroy */
     int dma;
@@ -55,7 +55,7 @@ typedef struct te_buckets_config {
 
 /* The default size of a bucket, in bytes. With NCCL the fixed cost of a reduction, 11 us, is a fourteenth of the whole
  * time that a reduction of 32 MiB takes; with DMA engines the fixed cost is some 30 us. With larger buckets the first
- * reduction would begin later, because a bucket is complete later. */
+ * reduction would begin later, because more gradients must be final before it. */
 enum { TE_BUCKET_BYTES = 32 << 20 };
 
 TE_API te_buckets_config te_buckets_defaults(void) {

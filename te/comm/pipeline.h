@@ -89,9 +89,9 @@ TE_API int te__pipeline_is_valid(te_pipeline p) {
 TE_API int te__pipeline_forwards(te_pipeline p) {
     return p.chunks * p.stages * ((p.micro_batches + p.stages - 1) / p.stages);
 }
-/* Returns how many forwards a stage runs before it begins to alternate between forwards and backwards. After one more
- * forward the stage keeps the largest number of activations (each of one chunk and one micro-batch); with one chunk
- * this number is at most the number of stages. */
+/* Returns W, the number of forwards that a stage runs before it begins to alternate between forwards and backwards. A
+ * stage keeps the activations of at most W + 1 forwards at a time, each of one chunk and one micro-batch. With one
+ * chunk, W + 1 is at most the number of stages. */
 TE_API int te__pipeline_warmup(te_pipeline p, int stage) {
     const int behind = p.stages - 1 - stage; /* number of later stages */
     const int forwards = p.chunks == 1 ? behind : 2 * behind + (p.chunks - 1) * p.stages;
@@ -177,8 +177,8 @@ TE_API te_pipeline_pass te__pipeline_now(const te__pipeline_progress *at, te_pip
         input.kind == TE_PIPELINE_idle || at->done[input.kind][producer] > te__pipeline_number(p, input);
     return is_there ? pass : idle;
 }
-/* Records in *slot, a slot of `stage`, the message that stage `from` sends after `pass` in the same slot, if `stage`
- * sends or receives this message. */
+/* Stage `from` runs `pass`, and then sends its output to another stage. If `stage` sends or receives this message,
+ * records the message in *slot, which says what `stage` does at this time. */
 TE_API void te__pipeline_add_message(te_pipeline_slot *slot, te_pipeline p, int stage, te_pipeline_pass pass,
                                      int from) {
     int to = from;

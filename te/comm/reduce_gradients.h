@@ -65,9 +65,9 @@ TE_API te_status te__reduce_copies(const te_param *p, te_context *ctx) {
     return te_group_all_reduce(te__copies_group(ctx), from, from, p->rows * p->cols - s.first, TE_f32, ctx);
 }
 /* Reduces a model's gradients over the data group such that this rank gets only the sums of its own shard
- * (te__slice_elements) and of the remaining elements after the last shard, which exist because the size of a shard is
- * rounded down. Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so
- * if the range includes gradients of frozen parameters, these gradients are sent as well. */
+ * (te__slice_elements). The size of a shard is rounded down, so a few elements lie behind the last shard; all ranks get
+ * the sums of these elements. Each rank sends half as many bytes as in an all-reduce. A shard is a range of the
+ * gradient buffer, so if the range includes gradients of frozen parameters, these gradients are sent as well. */
 TE_API te_status te__reduce_scatter_group(const te_group *g, const te_model *m, int shards, te_context *ctx) {
     float *grads = (float *)(uintptr_t)m->grads;
     const int64_t shard = te__slice_elements(m->elements, shards), rest = shard * shards;

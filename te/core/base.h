@@ -130,7 +130,7 @@ enum {
     TE_ALIGN = 256,   /* the alignment, in bytes, of parameters and of buffers that the library allocates */
     TE_ACCESS = 16,   /* the alignment, in bytes, that every tensor pointer of a caller must have */
     TE_ROW_PAD = 128, /* buffers for values that are saved for backward are sized for the number of rows rounded up to a
-                       * multiple of TE_ROW_PAD, so that each buffer is aligned */
+                       * multiple of TE_ROW_PAD, so that the next buffer in memory is aligned */
     TE_VECTOR = 8     /* the number of elements that a lane (a thread that works on a row) processes at a time: 16 bytes
                        * in bf16 */
 };
@@ -143,8 +143,8 @@ typedef float te_row_sum;
 typedef double te_row_sum;
 #endif
 
-/* The smaller and the larger of two integers. The macros have the names of the functions: `| 0` leaves an integer as it
- * is, and makes a float a compile error, which would otherwise lose its fraction without a warning. */
+/* The smaller and the larger of two integers. The macros apply `| 0` to each argument: this does not change an integer,
+ * and does not compile for a float. Without `| 0`, a float argument would lose its fraction without a warning. */
 TE_BOTH int64_t te__min(int64_t a, int64_t b) { return a < b ? a : b; }
 TE_BOTH int64_t te__max(int64_t a, int64_t b) { return a > b ? a : b; }
 #define te_min(a, b) te__min((a) | 0, (b) | 0)

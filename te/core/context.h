@@ -62,9 +62,8 @@ typedef struct te_context {
                                      * reproducible */
     int pdl;           /* CUDA: where programmatic dependent launch (PDL, te_kernel_begin) is used. 0: never; 1
                         * (default): within a pass, from compute capability 9.0 on; 2: also from one pass to the next,
-                        * with the caller's promise that between two passes the stream gets no work except by calls of
-                        * this library. With 2, the second kernel of a pass may load weights before the previous pass
-                        * has ended */
+                        * so a pass may load weights before the previous pass has ended. With 2, the caller promises
+                        * that only calls of this library enqueue work on the stream between two passes */
     void *launches;    /* CUDA: a te_launches, which holds the recorded launches of a pass and the cached graphs
                         * (graph_replay.h) */
     int replay;        /* CUDA: how many graphs of passes may be cached. With 0, no graphs are used, and kernels are

@@ -61,7 +61,7 @@ typedef enum te_dtype { TE_DTYPES(TE_DTYPE_ENUM) TE_DTYPE_COUNT } te_dtype;
     X(q8_0, 32, 34) /* f16 d; int8 q[32] */                                                                           \
     X(q4_0, 32, 18) /* f16 d; 16 bytes with q + 8: value i in the low half of byte i, value i + 16 in the high half */ \
     X(q4_1, 32, 20) /* f16 d, m; 16 bytes with q, as in q4_0 */                                                       \
-    X(q5_0, 32, 22) /* f16 d; 4 bytes: bit i is bit 4 of q[i] + 16; 16 bytes with the low 4 bits, as in q4_0 */       \
+    X(q5_0, 32, 22) /* f16 d; 4 bytes: bit i is bit 4 of (q[i] + 16); 16 bytes with the low 4 bits, as in q4_0 */     \
     X(q5_1, 32, 24) /* f16 d, m; 20 bytes as in q5_0, but with q in place of q + 16 */                                \
     X(q4_k, 256, 144)  /* f16 d, dmin; 12 bytes: scale and min of 8 groups; for each 2 groups 32 bytes with their q */ \
     X(q5_k, 256, 176)  /* f16 d, dmin; 12 bytes as in q4_k; 32 bytes with bit 4 of each q; 128 bytes as in q4_k */    \
@@ -219,7 +219,7 @@ TE_BOTH uint8_t te_e5m2_of_float(float f) {
 }
 
 /* Convert an FP8 number to float, exactly. Let e be the number's exponent field and m its fraction field. If e is not
- * 0, the magnitude is 2^(e-bias) (1 + m / 2^fraction); if e is 0, the magnitude is m times the distance between
+ * 0, the magnitude is 2^(e - bias) * (1 + m / 2^fraction); if e is 0, the magnitude is m times the distance between
  * neighbouring subnormals. `a` is the byte without its sign bit. */
 TE_BOTH float te__float_of_fp8(uint32_t sign, uint32_t a, int fraction, int bias) {
     const float step = te_float_of_bits((uint32_t)(127 + 1 - bias - fraction) << 23);

@@ -82,8 +82,8 @@ TE_FN uint32_t te_lanes16_max(uint32_t x) {
     }
     return x;
 }
-/* Return the larger one of two numbers: this lane's x, and the x of the lane whose index in the warp differs by the bit
- * `offset` (1, 2, 4, 8 or 16). NaNs are ignored. The whole warp must call this function. On the host the function
+/* Return the larger one of two numbers: the x of this lane, which is lane l of the warp, and the x of lane l ^ offset.
+ * `offset` is 1, 2, 4, 8 or 16. NaNs are ignored. The whole warp must call this function. On the host the function
  * returns x. */
 TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_sync(~0u, x, offset)); }
 /* Return the x of lane number i in the half of the warp (16 neighbouring lanes) to which this lane belongs. The whole
@@ -91,7 +91,7 @@ TE_FN float te_lanes_pair_max(float x, int offset) { return fmaxf(x, __shfl_xor_
 TE_FN float te_lanes16_broadcast(float x, int i) { return __shfl_sync(~0u, x, i, 16); }
 /* Sum each x[k], for k < n, over the `groups` groups of the block: afterwards x[k] in lane i of each group is the sum
  * of the x[k] that lane i of every group had. A group may have at most 32 lanes, the block at most 512 threads. The n
- * values are processed eight at a time. Of these eight, group i sums the values number i, i + groups, ..., so that all
+ * values are processed eight at a time. Of these eight, group j sums the values number j, j + groups, ..., so that all
  * groups have work. */
 TE_FN void te_groups_sum(float *x, int n, te_lanes g, int groups) {
     if (groups == 1) return;

@@ -8,9 +8,9 @@
  * model (tensor and sequence parallelism). The ranks of a data group hold the same part of the model's parameters, and
  * the gradients of all these ranks are summed. World rank d * tensor.size + t is rank t of its tensor group and rank d
  * of its data group. With context parallelism (te/context_parallel.h), c consecutive ranks of a data group form a
- * context group: the ranks of this group split the sequences of one batch, so a data group has size / c replicas. If a
- * model has fewer kv heads than a tensor group has ranks, c consecutive ranks of the tensor group form a copies group:
- * the ranks of this group hold the same k and v. With pipeline parallelism (te/comm/pipeline.h) each stage has such a
+ * context group: the ranks of this group split the sequences of one batch, so a data group has data.size / c replicas.
+ * If a model has fewer kv heads than a tensor group has ranks, several consecutive ranks of the tensor group hold the
+ * same k and v; these ranks form a copies group. With pipeline parallelism (te/comm/pipeline.h) each stage has such a
  * grid of its own, and a pipeline group has one rank of each stage. te_comm_create (te/comm/comm.h) creates the groups
  * with NCCL or MPI.
  */
@@ -70,7 +70,7 @@ typedef struct te_transport {
 
 /* Algorithms of an all-reduce. On CUDA, one_shot and two_shot run on symmetric memory
  * (te/comm/impl/symmetric_collectives.h). With one_shot, each rank sends its whole tensor to every other rank. With
- * two_shot, each rank adds up a part of the tensor, and sends this part of the sum to the others. */
+ * two_shot, each rank sums one part of the tensor over all ranks, and sends this part of the sum to the other ranks. */
 typedef enum te_all_reduce_algorithm {
     TE_ALL_REDUCE_auto,     /* the algorithm that is expected to be the fastest: one_shot for small tensors, two_shot
                              * for larger ones, transport for tensors that do not fit into the symmetric memory */
@@ -95,8 +95,8 @@ typedef struct te_group {
      * none */
     struct te__overlap_memory *memory;
     /* Both pointers are set for a data group that spans several hosts if config.hierarchical is set; otherwise they are
-     * null. in_host: the ranks of the data group that run on this rank's host. across_hosts: one rank of each host,
-     * namely the rank whose index in its in_host group equals this rank's index (te__group_reduce_levels) */
+     * null. in_host: the ranks of the data group that run on this rank's host. across_hosts: one rank of each host. All
+     * ranks of this group have the same index in their in_host groups (te__group_reduce_levels) */
     const struct te_group *in_host, *across_hosts;
     struct te_comm *comm;
 } te_group;
@@ -114,13 +114,13 @@ typedef struct te_comm {
     double timeout; /* how many seconds a rank waits for other ranks until it returns an error */
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
-    int closes;     /* CUDA: 1: te_comm_destroy also frees the world group's NCCL communicator */
-    void *mpi;      /* host: the thread that has initialised MPI, a te__mpi_thread; null: the caller has */
+    int closes;     /* CUDA: 1 if te_comm_destroy also frees the world group's NCCL communicator */
+    void *mpi;      /* host: the te__mpi_thread that has initialised MPI; null if the caller has */
     te_context *ctx;
-    void *cp_side;  /* the second stream of the context group, a te_side_stream; null if the context group has one
-                     * rank */
-    /* CUDA. connected: hashes of the last NCCL operations that have established the connections between their ranks
-     * (te__nccl_run); an unused entry is 0. connected_at: how many such operations there have been */
+    void *cp_side;  /* a te_side_stream, the second stream, on which ring attention sends keys and values to other
+                     * ranks; null if the context group has one rank */
+    /* CUDA. The first NCCL operation of a kind connects the ranks (te__nccl_run). connected: hashes of the last
+     * operations that have done this; an unused entry is 0. connected_at: how many operations have done this */
     uint64_t connected[TE_COMM_CONNECTED];
     unsigned connected_at;
     void *meeting;  /* CUDA: the NCCL communicator of all ranks, from which te_comm_create splits the communicators of
@@ -160,8 +160,8 @@ TE_API const te_group *te_embedding_group(const te_context *ctx) {
 }
 
 enum { TE__COMM_GROUPS = 9 };
-/* Return group number i of the communicator, where i is 0 to TE__COMM_GROUPS - 1. The world group is the last one,
- * because the other groups are split from it. */
+/* Return group number i of the communicator, where i is 0 to TE__COMM_GROUPS - 1. The world group is the last one, so
+ * that te_comm_destroy closes the world group after the groups that were split from it. */
 TE_API te_group *te__comm_group_at(te_comm *comm, int i) {
     te_group *const groups[TE__COMM_GROUPS] = {&comm->across_hosts, &comm->in_host, &comm->embedding,
                                                &comm->pipeline,     &comm->context, &comm->data,
@@ -220,9 +220,9 @@ TE_API te_status te_group_reduce_scatter(const te_group *g, void *y, const void 
  *   3. An all-gather within the host distributes the sums.
  * Each element is first summed over the ranks of each host and then over the hosts, each time in the order in which the
  * transport sums over a group of this size. This order depends only on `count` and on which ranks are on which host, so
- * results are bitwise reproducible. A host sends 2 (H - 1) / H times the bytes of x to other hosts; in a ring of all
- * ranks it would send 2 (N - 1) / N times the bytes of x, and by recursive doubling m log2(H) times the bytes of x. The
- * last elements, fewer than TE__LEVELS_ALIGN for each rank of a host, are summed in one level. */
+ * results are bitwise reproducible. If x has S bytes, a host sends 2 * S * (H - 1) / H bytes to other hosts. In a ring
+ * of all ranks it would send 2 * S * (N - 1) / N bytes, and by recursive doubling S * m * log2(H) bytes. The last
+ * elements, fewer than m * TE__LEVELS_ALIGN, are summed in one level. */
 enum { TE__LEVELS_ALIGN = 128, TE__LEVELS_MAX_SHARD = 1 << 27 };
 TE_API te_status te__group_reduce_levels(const te_group *g, void *y, const void *x, int64_t count, te_dtype dtype,
                                          te_context *ctx) {

@@ -57,7 +57,7 @@ TE_BOTH uint8_t te_e2m1_of_float_stochastic(float f, uint32_t random) {
     return (uint8_t)(f == f ? te__e2m1_of_number_stochastic(f, random) : 7u);
 }
 #if TE_CUDA
-/* Return the signs of eight numbers: bit 4 k + 3 is 1 if number k is negative; all other bits are 0. */
+/* Return the signs of eight numbers: bit 4 * k + 3 is 1 if number k is negative; all other bits are 0. */
 TE_FN uint32_t te__signs_of_vec8(const te_vec8 *e, te_dtype t) {
     uint32_t signs = 0, low, high;
     if (t == TE_f32) {
@@ -69,7 +69,7 @@ TE_FN uint32_t te__signs_of_vec8(const te_vec8 *e, te_dtype t) {
 }
 #endif
 /* Multiply eight numbers by `factor`, which must not be negative, and convert the products to the nearest e2m1 numbers,
- * ties to the even code. The code of number k is in bits 4 k to 4 k + 3 of the result; the code of a NaN is
+ * ties to the even code. The code of number k is in bits 4 * k to 4 * k + 3 of the result; the code of a NaN is
  * arbitrary. */
 TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     float v[8];
@@ -84,11 +84,11 @@ TE_FN uint32_t te__e2m1_of_vec8(const te_vec8 *e, float factor, te_dtype t) {
     }
     return codes;
 #elif TE_CUDA
-    /* The code of a magnitude a, before rounding, is 2 a if a is at most 2, a + 2 if a is between 2 and 4, and a / 2 +
-     * 4 above; in each case the code is the smallest of these three numbers. Each of the three is multiplied by 2^-24,
-     * the distance between floats just below 1, and added to 1 - 2^-21. The addition rounds the number to an integer,
-     * which lies in the last bits of the sum. The minimum of the rounded numbers equals the rounded minimum. `above` is
-     * saturated to 1, which stands for code 8. */
+    /* The code of a magnitude a, before rounding, is 2 * a if a is at most 2, a + 2 if a is between 2 and 4, and a / 2
+     * + 4 above; in each case the code is the smallest of these three numbers. Each of the three is multiplied by
+     * 2^-24, the distance between floats just below 1, and added to 1 - 2^-21. The addition rounds the number to an
+     * integer, which lies in the last bits of the sum. The minimum of the rounded numbers equals the rounded minimum.
+     * `above` is saturated to 1, which stands for code 8. */
     const float unit = 1.0f / 16777216.0f, zero = 1.0f - 8.0f * unit;
     TE_UNROLL for (int k = 0; k < 8; k++) {
         const float a = fabsf(v[k]) * factor, up_to_2 = fmaf(a, 2.0f * unit, zero);
@@ -158,9 +158,8 @@ TE_BOTH int te__e8m0_special(uint32_t u) {
     if ((u & 0x7fffffffu) > 0x7f800000u) return 0xff;
     return u >> 31 || u == 0 ? 0 : u >= 0x7f000000u ? 0xfe : -1; /* 0x7f000000: 2^127 */
 }
-/* Return the exponent of a finite float above 0 and below 2^127, rounded down, as an e8m0 code that is at least 0.
- * *part becomes the distance of the float from this power of two, in units of 2^-23 of the distance to the next power
- * of two; *part is 0 if the float lies below 2^-127. */
+/* Round the float f with the bits u, above 0 and below 2^127, down to a power of two P, and return P as an e8m0 code.
+ * *part becomes (f / P - 1) * 2^23. If f lies below 2^-127, P is 2^-127 and *part is 0. */
 TE_BOTH uint32_t te__e8m0_floor(uint32_t *part, uint32_t u) {
     const uint32_t exponent = u >> 23, mantissa = u & 0x7fffffu;
     *part = exponent ? mantissa : mantissa > 0x400000u ? (mantissa - 0x400000u) << 1 : 0u; /* 0x400000: 2^-127 */

@@ -49,8 +49,8 @@ TE_API te_tensor te_none(void) { return te_matrix(0, TE_f32, 0, 0); }
  * and `(output, name)` writes `value`. In backward, `(input, ...)` writes `grad`, and `(output, ...)` reads `grad`. If
  * the `grad` of an input is null, the gradient of this input is not computed. Each of these tensors is [rows, width].
  * The option (dtype, ..) of an `(input, ...)` names the number format of this extra input; without the option, the
- * format is the format of the list's residual stream. An extra output has the number format of the value that the list
- * stores there. */
+ * format is the format of the list's residual stream. An extra output has the number format of the value that `(output,
+ * name)` writes. */
 typedef struct te_edge {
     const char *name;
     te_tensor value, grad;
@@ -73,7 +73,7 @@ typedef struct te_batch {
                             * embeddings */
     int context;           /* 1: the ranks of te_cp_group split each sequence (te/context_parallel.h). A rank's `seq`
                             * rows of a sequence are then two chunks of the sequence (te_cp_position); cu_seqlens and
-                            * max_seqlen, if set, describe the packed sequence of all these ranks. 0: a sequence has seq
+                            * max_seqlen, if set, count the rows of all these ranks together. 0: a sequence has seq
                             * rows */
     const int32_t *positions; /* [rows], in target memory: the position that rope uses for each row; positions may be in
                                * any order. Null: the position is `position` plus the row's index within its sequence.

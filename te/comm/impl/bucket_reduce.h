@@ -9,15 +9,15 @@
  *   2. on the owner a kernel adds the owner's shard and slots, in f32 and in rank order (reads N shards, writes one);
  *   3. the owner copies the sum into a slot on each other rank, and that rank copies it from the slot into x. A
  *      reduce-scatter ends with step 2.
- * In an all-reduce each rank sends 2 (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s. NCCL
- * takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
+ * In an all-reduce each rank sends 2 * (N - 1) / N times the size of x; with four ranks each rank sends at 230 GB/s.
+ * NCCL takes half as long, so NCCL reduces the buckets for which no GEMM of backward is left to overlap with.
  *
  * Synchronisation: after each copy the sender writes a flag on the receiver, whose stream waits for the flag and resets
  * the flag. x is reduced in pieces, so small that a shard of a piece fits into a slot. Senders need not check that a
  * slot is empty, because each rank runs these operations in order on one stream. In step 1, a rank sends shards of the
  * next piece only after it has received all sums of this piece, which owners send after they have read their slots. In
- * step 3, an owner sends the next piece's sum only after it has received that piece's shard from every other rank, and
- * a rank sends that shard after it has copied this piece's sums out of its slots.
+ * step 3, an owner sends the sum for the next piece only after all other ranks have sent their shards of the next
+ * piece; each rank sends these only after it has copied this piece's sums out of its slots.
  *
  * If a rank has failed, a stream that waits for its flag waits forever, like NCCL's kernels. te_comm_synchronize then
  * returns an error after the timeout, and te_comm_destroy releases the stream.
@@ -261,9 +261,9 @@ TE_IF_USED TE_API te_status te__bucket_reduce_scatter_as(const te_bucket_reducer
     if (s->data.memory && hidden) return te__dma_reduce_scatter(&s->data, x, count, dtype, ctx);
     return te_group_reduce_scatter(&s->data, local, x, count, dtype, ctx);
 }
-/* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements); the few
- * elements after the last shard, which remain because the size of a shard is rounded down, are summed on all ranks.
- * Each rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
+/* Reduces a model's gradients such that this rank gets only the sums of its own shard (te__slice_elements). The size of
+ * a shard is rounded down, so a few elements lie behind the last shard; all ranks get the sums of these elements. Each
+ * rank sends half as many bytes as in an all-reduce. A shard is a range of the gradient buffer, so if the range
  * includes gradients of frozen parameters, these gradients are sent as well. */
 TE_IF_USED TE_API te_status te__bucket_reduce_scatter(const te_bucket_reducer *s, const te_model *m, int shards,
                                                       int hidden, te_context *ctx) {

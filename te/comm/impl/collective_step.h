@@ -8,8 +8,8 @@
  *                           reads N partial sums of these rows, one from each rank, and writes the rows once.
  *   GEMM + all_reduce       For patterns of fused_collective_norm.h: the epilogue stores its tiles, and also sends them
  *                           as packets into slots on the other ranks, where the fused kernel receives them. The GEMM
- *                           itself waits for no other rank. While the GEMM reads its weight, it sends its output, 2 m n
- *                           bytes if the all-reduce is one-shot, to each other rank.
+ *                           itself waits for no other rank. While the GEMM reads its weight, it sends its output to
+ *                           each other rank: 2 * m * n bytes if the all-reduce is one-shot.
  *
  * GEMM + reduce_scatter and GEMM + all_reduce support 16-bit operands. GEMM + reduce_scatter also supports FP8 operands
  * with tensorwise scales, and then uses fast accumulation (te_gemm.fast). With other operands the GEMM and the group's
@@ -97,7 +97,7 @@ TE_KERNEL_IF(EXISTS, (te_dtype T, te_dtype A, te_dtype B, int TRANS_B, int EXIST
              (T, A, B, TRANS_B), te__gemm_scatter_params)
 /* Returns the kernels for the op list's dtype T. A: the FP8 format of the GEMM's first operand (x in forward, dy in
  * backward), or T if the model's recipe has no tensorwise FP8 scales. Forward passes the weight as [n, k] (TRANS_B 1),
- * backward as [k, n], except in FP8, where backward passes a transposed copy, [n, k]. */
+ * backward as [k, n]; in FP8, backward passes a copy of the weight that is transposed to [n, k]. */
 template <te_dtype T, te_dtype A, int FORWARD>
 TE_API te_gemm_reduce_scatter_kernels *te__gemm_reduce_scatter_kernels_of(void) {
     constexpr te_dtype B = A == T ? T : TE_e4m3;

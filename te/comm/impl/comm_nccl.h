@@ -131,7 +131,7 @@ TE_API te_status te__nccl_wait(const te_group *g, ncclComm_t nccl, double since,
                   g->comm->world.rank, g->comm->world.size, g->comm->timeout);
     return te__comm_failed(g->comm, ctx);
 }
-/* Opens comm->meeting, the non-blocking communicator of all ranks. Returns an error if a rank is still missing
+/* Opens comm->meeting, the non-blocking communicator of all ranks. Returns an error if not all ranks have come within
  * comm->timeout seconds after the time `since`. */
 TE_API te_status te__nccl_meet(te_comm *comm, ncclUniqueId id, double since, te_context *ctx) {
     const te_group *w = &comm->world;

@@ -234,9 +234,9 @@ TE_API te_status te__comm_compare(const te__comm_says *says, int size, te_status
 /* ---- hosts ------------------------------------------------------------------------------------------------------- */
 
 /* Sets the members host and name of this rank's reply. Two ranks are on one host if the boot id, a random number that
- * Linux draws when it starts, and the host's name are the same. The name is compared because containers of one machine
- * have the same boot id but usually cannot map each other's memory. name: config.host, or null for the system's host
- * name. */
+ * Linux draws when it starts, and the host's name are the same. The boot id alone does not suffice: containers of one
+ * machine have the same boot id and different names, but usually cannot map each other's memory. name: config.host, or
+ * null for the system's host name. */
 TE_API void te__says_host(te__comm_says *mine, const char *name) {
     char text[64] = "";
     struct utsname system;

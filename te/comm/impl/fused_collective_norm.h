@@ -13,15 +13,15 @@
  * ten). The collective and the pointwise kernel run separately if the fused kernel does not support the case, or if a
  * GEMM overlaps the collective (linear_comm_overlap.h).
  *
- * To keep the link busy, a group of lanes sends its next row before it computes the current one, and (with all_gather)
- * then receives the other ranks' results for the previous row. Lane i of a rank waits only for lane i of the other
- * ranks, and each lane sends its packets of a row before it waits for the packets of other ranks. So no deadlock is
- * possible if blocks with lower indices start first.
+ * To keep the link busy, a group of lanes sends its next row before it computes the current one. With all_gather, it
+ * receives the other ranks' results for a row only after it has computed its own next row. Lane i of a rank waits only
+ * for lane i of the other ranks, and each lane sends its packets of a row before it waits for the packets of other
+ * ranks. So no deadlock is possible if blocks with lower indices start first.
  *
  * Lower bound of the traffic, for rows of h 16-bit elements and N ranks. all_reduce pattern: for each row a rank sends
- * 2 h bytes to each other rank (one-shot) or 4 h (N - 1) / N bytes in all (two-shot), reads x and the residual from
- * memory (2 h bytes each), and writes their sum and y (2 h bytes each). reduce_scatter pattern: if the rows of all
- * ranks have S bytes, a rank sends 2 S (N - 1) / N bytes. Times: docs/notes/comm.md.
+ * 2 * h bytes to each other rank (one-shot) or 4 * h * (N - 1) / N bytes in all (two-shot), reads x and the residual
+ * from memory, and writes their sum and y (2 * h bytes for each of the four). reduce_scatter pattern: if the rows of
+ * all ranks have S bytes, a rank sends 2 * S * (N - 1) / N bytes. Times: docs/notes/comm.md.
  */
 #ifndef TE_COMM_FUSED_COLLECTIVE_NORM_H
 #define TE_COMM_FUSED_COLLECTIVE_NORM_H
@@ -161,8 +161,8 @@ TE_FN void te__fused_row_send_to(const te_fused_collective_args *p, const te_poi
 /* Sends a row of x to other ranks. In an all_reduce, row `row` is sent to the rank or ranks that sum it. In
  * reduce_scatter .. all_gather, each other rank gets a different row, namely the row with index `row` among the rows
  * that the receiving rank sums. row_x: registers for two rows, because the row for the next rank is loaded while this
- * row is sent. The epoch is loaded at the same time as x, because the epoch is used only after the loads of x have been
- * issued. */
+ * row is sent. The epoch is first used after the loads of x have been issued, so that the load of the epoch and the
+ * loads of x overlap. */
 TE_FN void te__fused_row_send(te_fused_collective_source *from, const te_pointwise_shape k, int64_t row, te_lanes g,
                               te_vec8 *row_x) {
     const te_fused_collective_args *p = from->p;
@@ -420,9 +420,8 @@ typedef struct te_fused_collective {
 
 /* Returns how many of this rank's `rows` rows, of row_bytes bytes each, one launch computes, or 0 if the fused kernel
  * cannot be used. For reduce_scatter .. all_gather (pitch > 0) the result is all rows, or 0 if the rows of all ranks do
- * not fit into the symmetric memory. For all_reduce (pitch 0) the result is as many rows as fit into the symmetric
- * memory; if these rows have more bytes than one-shot supports, their number is rounded down to a multiple of the
- * number of ranks. */
+ * not fit into the symmetric memory. For all_reduce (pitch 0) the result is min(rows, C), where C is the number of rows
+ * that fit into the symmetric memory. If two-shot is used, C is rounded down to a multiple of the number of ranks. */
 TE_API int64_t te__fused_rows_per_launch(const te_group *g, int64_t rows, int64_t row_bytes, int64_t pitch) {
     const te_peer_memory *p = g->peers;
     if (!p || g->size < 2 || rows <= 0) return 0;

@@ -3,12 +3,12 @@
  *
  * Bytes that a rank sends over its link, for N ranks and a tensor of S bytes:
  *
- *   one-shot all_reduce    (N - 1) S          Each rank sends all of x to all others and computes the whole sum.
+ *   one-shot all_reduce  (N - 1) * S          Each rank sends all of x to all others and computes the whole sum.
  *                                             Latency: data crosses the link once.
- *   two-shot all_reduce    2 S (N - 1) / N    Each rank sums its shard, and sends the sum to all others. Latency: data
+ *   two-shot all_reduce  2 * S * (N - 1) / N  Each rank sums its shard, and sends the sum to all others. Latency: data
  *                                             crosses the link twice.
- *   reduce_scatter         S (N - 1) / N      S: the size of x. Data crosses the link once.
- *   all_gather             2 S (N - 1) / N    S: the size of y. Data crosses the link once. An all-gather must preserve
+ *   reduce_scatter       S * (N - 1) / N      S: the size of x. Data crosses the link once.
+ *   all_gather           2 * S * (N - 1) / N  S: the size of y. Data crosses the link once. An all-gather must preserve
  *                                             all bit patterns, so no bit pattern is left to say that a packet has not
  *                                             arrived. Therefore half of each packet is flags, as in NCCL's LL
  *                                             protocol.
@@ -225,8 +225,8 @@ TE__PEER_KERNEL(te_peer_all_gather, 1, te__peer_all_gather(a, b, epoch, TE_PEER_
 /* ---- host -------------------------------------------------------------------------------------------------------- */
 
 /* Sets the sizes in *p for tensors of up to max_bytes. A rank's buffer has one half for even epochs and one for odd
- * epochs, and a half must hold the packets of any collective. A two-shot all-reduce needs 2 max_bytes and a few bytes
- * more, because its shards are rounded up to whole packets. An all-gather needs 2 max_bytes, because half of each
+ * epochs, and a half must hold the packets of any collective. A two-shot all-reduce needs 2 * max_bytes and a few bytes
+ * more, because its shards are rounded up to whole packets. An all-gather needs 2 * max_bytes, because half of each
  * packet is flags. A one-shot all-reduce over N ranks needs N times the size of its tensor, which fits because such a
  * tensor has at most one_shot_bytes. algorithm: te_comm_config.all_reduce, the algorithm of all-reduces. */
 TE_API void te__peer_memory_size(te_peer_memory *p, int64_t max_bytes, te_all_reduce_algorithm algorithm, int ranks) {

@@ -10,7 +10,7 @@
  *   3. If a cached graph has the same kernels with other arguments, give it the new arguments (1 us for each kernel)
  *      and launch it. If several graphs have the same kernels, take the least recently used one.
  *   4. Enqueue the launches one by one. This is also done whenever the stream is being captured.
- * In each case the kernels run in the order of the plan, so the results are bitwise identical.
+ * In each case the kernels run in the order in which they were recorded, so the results are bitwise identical.
  *
  * Small fills inside a graph become kernels, because a graph launches faster if all its nodes are kernels.
  * Measurements: docs/notes/core.md.
@@ -375,9 +375,8 @@ TE_API void te__launch_record_begin(te_context *ctx) {
 /* Return whether the next launch directly follows a kernel of the same pass or, if ctx->pdl is 2, a kernel of the
  * previous pass. If so, the next kernel may read memory that passes do not write, such as weights, before it calls
  * te_kernel_wait: only kernels of passes may still run when the next kernel starts, because the first kernel of the
- * pass has waited for all other work. A recorded call, such as a cuBLASLt GEMM, does not count as a kernel here,
- * because the kernel that the call launches may let the next kernel start before it has waited for the preceding kernel
- * itself. */
+ * pass has waited for all other work. A recorded call, such as a cuBLASLt GEMM, does not count as a kernel here: the
+ * kernels that such a call launches may let the next kernel start before earlier work has ended. */
 TE_API int te__launch_follows_kernel(const te_context *ctx) {
     const te_launches *s = (const te_launches *)ctx->launches;
     return s && (s->autotuning || (s->recording && s->last_is_kernel && (s->count || ctx->pdl > 1)));

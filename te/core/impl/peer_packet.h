@@ -158,8 +158,8 @@ TE_FN void te_packet_of_floats(te_packet *v, const float x[8], te_dtype t) {
 
 /* ---- packets to and from a tensor -------------------------------------------------------------------------------- */
 
-/* Load n of the 16 bytes at byte offset `at` of p, and set the other bytes of *v to 0. n and the address must be even.
- * `aligned` must be 1 if n is 16 and the address is a multiple of 16, else 0. */
+/* Load n bytes, at most 16, from byte offset `at` of p into the first n bytes of *v, and set the other bytes of *v to
+ * 0. n and the address must be even. `aligned` must be 1 if n is 16 and the address is a multiple of 16, else 0. */
 TE_FN void te_packet_load(te_packet *v, const void *p, int64_t at, int n, int aligned) {
     const char *from = (const char *)p + at;
 #if TE_CUDA

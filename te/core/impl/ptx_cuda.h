@@ -36,7 +36,7 @@ TE_FN void te__sts_float(uint32_t to, float f) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(f) : "memory");
 }
 
-/* Load four 8 x 8 matrices of 16-bit elements, as fragments for mma.sync. Lane 8 i + j passes the address of row j of
+/* Load four 8 x 8 matrices of 16-bit elements, as fragments for mma.sync. Lane 8 * i + j passes the address of row j of
  * matrix i. If `transpose` is 1, each matrix is transposed. */
 TE_FN void te__ldmatrix_x4(uint32_t w[4], uint32_t from, const int transpose) {
     if (transpose)

@@ -16,16 +16,16 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
     return g;
 }
 
-/* Define a kernel `name` with `threads` threads per block. The kernel's one argument is a struct of type `type`. The
- * kernel's body is `...`; in the body, te_args points to the struct, and te_at is the te_block of the current block.
- * The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
+/* Define a kernel `name` with `threads` threads per block. The kernel gets its arguments as a struct of type `type`.
+ * The kernel's body is `...`; in the body, te_args points to this struct, and te_at is the te_block of the current
+ * block. The macro also defines the kernel's launch function, te_status name_launch(ctx, grid, args). */
 #define TE_KERNEL(name, threads, type, ...) TE_KERNEL_RESIDENT(name, threads, 1, type, __VA_ARGS__)
 /* Define a kernel as TE_KERNEL does, but limit the registers of a thread so that `blocks` thread blocks fit on an
  * SM. */
 #define TE_KERNEL_RESIDENT(name, threads, blocks, type, ...) \
     TE__KERNEL_OF(TE_UNUSED, , te__kernel_begin_early, name, name, threads, blocks, type, __VA_ARGS__)
 /* nvcc compiles every kernel of a file, even if it is unused, but compiles a template only if it is instantiated.
- * Therefore a kernel that does not belong to a model is defined as a template, by TE_KERNEL_IF_USED, and every function
+ * Therefore a kernel that not every program needs is defined as a template, by TE_KERNEL_IF_USED, and every function
  * between the user's call and the kernel's launch is also a template, by TE_IF_USED. A program then contains these
  * kernels only if it calls them, which tests/unused_kernels.sh checks. Where many functions would have to be templates,
  * these functions call through a pointer in the model's plan instead (te_plan.convert, te_fp8_ops). */
@@ -96,10 +96,10 @@ TE_API te_grid te__grid_of(int64_t x, int64_t y) {
  * There are two exceptions. First, a small kernel in the middle of a pass (te_launch.early) triggers first and then
  * waits. Second, attention_sm90_decode.h launches one kernel that decodes and one that merges its partial results, and
  * the merging kernel lets the next kernel start at once. In both cases a kernel may start while several earlier kernels
- * of the same pass still run. This does no harm: before a kernel has waited, the kernel reads only weights, keys and
- * values of earlier passes, and data that te__cache_begin has stored, and the kernels that may still run write none of
- * these. Once a kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited
- * for the kernel before it. */
+ * of the same pass still run. This does no harm: before a kernel has waited, it reads only weights, keys and values of
+ * earlier passes, and data that te__cache_begin has stored. The kernels that may still run write none of these. Once a
+ * kernel has waited, all earlier kernels have ended, because each kernel ends only after it has waited for the kernel
+ * before it. */
 TE_FN void te_kernel_wait(void) {
 #if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
