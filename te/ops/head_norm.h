@@ -56,7 +56,7 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 512, /* the largest head_dim: 32 chunks of 16 columns, so one for each lane of a warp */
+    TE_HEAD_NORM_MAX_DIM = 512, /* the largest head_dim: 32 chunks of 16 columns, one for each lane of a warp */
     TE_HEAD_MAX_CHUNKS = 32,    /* the number of lanes in a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
@@ -377,7 +377,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                        TE_SHARED float te_cos_sin[TE_HEAD_ROWS_BACKWARD * TE__COS_SIN_FLOATS(rotary)];               \
                        te_head_norm_gradient(te_args, te_at, te_cos_sin, name##_of()))                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_backward_run(r, s, name##_launch); }
-/* The number of pairs (te_head_shape), and that of the chunks of a head (te_head_chunks), as constants. */
+/* TE__HEAD_PAIRS: te_head_shape.pairs as a constant; TE__HEAD_CHUNKS: te_head_chunks as a constant */
 #define TE__HEAD_PAIRS(op, rotary, interleaved) \
     (!(rotary) ? (TE_ARG3(op, 0)) / 2 : (interleaved) ? 0 : (rotary) / 2)
 #define TE__HEAD_CHUNKS(dim, pairs) (((pairs) + 7) / 8 + ((dim) - 2 * (pairs) + 15) / 16)

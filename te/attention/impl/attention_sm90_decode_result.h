@@ -4,8 +4,8 @@
  * explicit rounding, so that a row has bitwise identical results whichever kernel merges its splits.
  *
  * The result of a split (or of several merged splits) is O^T of a tile of queries, not yet divided by the sums of the
- * softmax, and the maximum and the sum of the softmax of each row. A result is distributed over the lanes of one or
- * four warps like the accumulators of mma.sync (te__decode_result).
+ * softmax, and the maximum and the sum of the softmax of each row. A result is distributed over the lanes of one warp
+ * or of all consumer warps like the accumulators of mma.sync (te__decode_result).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
@@ -142,7 +142,7 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
     }
 }
 /* Shared memory, [numbers, threads], that holds each thread's part of the merged result of those splits of a tile that
- * have been processed so far. The threads have not enough registers to hold it. */
+ * have been processed so far. The threads do not have enough registers for this part. */
 template <int M, int NT, int WARPS>
 struct te__decode_held {
     enum { THREADS = WARPS * 32 };

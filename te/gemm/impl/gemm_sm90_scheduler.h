@@ -44,7 +44,7 @@ enum {
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
-/* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is no overlap. */
+/* Parameters of a GEMM that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is no overlap. */
 typedef struct te__sm90_gemm_overlap {
     /* rank: the index of this rank; rank_rows: number of rows of A and D that each rank owns, a multiple of 256, the
      * rows of a cluster tile */
@@ -150,13 +150,13 @@ typedef struct te__sm90_gemm_barriers {
     float alpha;
 } te__sm90_gemm_barriers;
 
-/* ---- the tiles of grouped products ----------------------------------------------------------------------------- */
+/* ---- the tiles of grouped GEMMs -------------------------------------------------------------------------------- */
 
 /* A tile of D: rows `first` to end - 1, which belong to group e, and the columns from `col` on. If first >= end, the
- * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x over which the products are summed. */
+ * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x that the GEMM sums over. */
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
-/* All rows of group e. */
+/* Returns all rows of group e. */
 TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
     te_grouped_tile t;
     t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
@@ -188,7 +188,7 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
  * cluster owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* Returns which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
+/* Returns which row of cluster tiles is the i-th to be computed in a GEMM that overlaps with a collective. Without
  * `interleave` the order begins with first_tile_row, and goes on with row 0 after the last row. With `interleave` the
  * order takes one row of each rank by turns, beginning with the rank after this rank. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {
