@@ -71,9 +71,9 @@ enum {
 /* The compile-time constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together.
-     * pairs is 0 if no rope is applied, or if the rope is interleaved, which means that the two columns of a pair are
-     * adjacent */
+    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs. A rope that is not interleaved rotates
+     * these two columns together; `pairs` is then rotary / 2. Without a rope, `pairs` is dim / 2. With an interleaved
+     * rope, which rotates adjacent columns together, `pairs` is 0 */
     int pairs;
     /* options of the rope that the same kernel applies: its rotary_dim, and 1 or 0 for whether the rope is interleaved
      * and scaled. rotary is 0 if the kernel applies no rope */
@@ -99,8 +99,8 @@ typedef struct te_head_args {
 
 /* A chunk consists of the columns a[0] to a[0] + n[0] - 1 and a[1] to a[1] + n[1] - 1 of a head. n[0] and n[1] are 8,
  * or less where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0] + pairs: such a
- * chunk holds eight columns and the eight columns that a rope rotates together with them. Each other chunk holds 16
- * adjacent columns. */
+ * chunk holds eight columns and, if there is a rope, the eight columns that the rope rotates together with them. Each
+ * other chunk holds 16 adjacent columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }

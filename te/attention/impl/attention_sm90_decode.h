@@ -85,7 +85,7 @@ struct te__decode_traits {
                                               a->cache.decode_cluster);
     }
     /* The number of stages of the ring for large batches: just enough for the full memory bandwidth, because with more
-     * copies in flight other loads would only wait longer. */
+     * copies in flight other loads would only wait longer. For latent vectors, as many stages as fit, but at most 6. */
     static constexpr int STAGES = stages_of(BLOCKS, IS_LATENT ? 6 : WIDEST <= 64 ? 4 : 3);
     /* The number of stages for a batch of few keys. Such a batch does not need the full bandwidth, but the copies of
      * all its keys should be in flight before the preceding kernel has written the queries. Therefore only one block,
@@ -354,7 +354,7 @@ TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-/* One step of the online softmax, over this warp's 16 TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
+/* One step of the online softmax, over this warp's 16 * TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
  * updated. */
 template <int TILES, int M, int NT>
 TE_FN void te__decode_softmax(float (&s)[TILES][NT][4], te__decode_result<M, NT> &r) {

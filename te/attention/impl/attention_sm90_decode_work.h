@@ -4,9 +4,10 @@
  * The queries of all query heads that share one KV head form tiles of 8 or 16 rows; each row is one query of one of
  * these heads. A group is such a tile together with the keys that it sees. These keys are divided into splits
  * (te__cache_split_shift). The items of the work list are the splits of all groups, ordered by sequence, then KV head,
- * then tile. Each block processes a contiguous range of the list; all ranges have about the same number of stages (a
- * stage is 64 keys, which are copied together). Only the device knows the lengths of the sequences, so each block
- * computes its range itself.
+ * then tile. Each block processes a contiguous range of the list; all ranges have about the same number of stages of 64
+ * keys. (The kernels for caches of 8 bits and for latent vectors copy 128 or 32 keys at a time, but the list counts
+ * stages of 64 keys for them, too.) Only the device knows the lengths of the sequences, so each block computes its
+ * range itself.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_WORK_H
@@ -18,7 +19,7 @@
 
 enum {
     TE__DECODE_KEYS_SHIFT = 6,
-    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* the number of keys of a stage */
+    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* the number of keys of a stage in the work list */
     /* the largest number of sequences in a batch; it is limited because each block holds their lengths in shared
      * memory */
     TE__DECODE_MAX_SEQUENCES = 512,

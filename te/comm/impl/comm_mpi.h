@@ -243,10 +243,11 @@ TE_API void *te__mpi_thread_run(void *p) {
     (void)MPI_Finalize();
     return 0;
 }
-/* Initialises MPI by a new thread, and waits at most comm->timeout seconds until all ranks have initialised it. If the
- * time is over, the thread goes on waiting in MPI_Init_thread, perhaps for ever, so its te__mpi_thread is not freed. */
+/* Initialises MPI by a new thread, and waits at most comm->timeout seconds until all ranks have initialised it. After
+ * an error because of this limit, the thread goes on waiting in MPI_Init_thread, perhaps for ever, so its
+ * te__mpi_thread is not freed. */
 TE_API te_status te__mpi_init(te_comm *comm, te_context *ctx) {
-    static int gave_up; /* 1 if the time of an earlier call was over, so that its thread may still be in
+    static int gave_up; /* 1 if an earlier call ended because of the limit; its thread may still be in
                          * MPI_Init_thread */
     const double since = te__seconds();
     TE_REQUIRE(!gave_up, ctx, TE_ERROR_STATE, "te_comm_create: an earlier call has failed; a process has one try");

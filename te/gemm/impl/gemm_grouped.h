@@ -84,7 +84,7 @@ TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, c
     const int vector = transposed ? line / 8 + lower : k / 8 + deeper;
     te__ldmatrix_x4(w, te__grouped_address(tile, row, vector, VECTORS), transposed);
 }
-/* The functions of the kernel for products of kind KIND in dtype T, with tiles of M x N. */
+/* The functions of the kernel for GEMMs of kind KIND in dtype T, with tiles of M x N. */
 template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD,
@@ -314,7 +314,7 @@ TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
 }
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* The functions of the kernel for products of kind KIND in dtype T. */
+/* The functions of the kernel for GEMMs of kind KIND in dtype T. */
 template <te_dtype T, int KIND> struct te_grouped_wgmma {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD, M = TE_GROUPED_SM90_M, N = TE_GROUPED_SM90_N, K = TE_GROUPED_DEPTH,
@@ -550,7 +550,7 @@ TE_API te_status te__grouped_rows_map(CUtensorMap *map, te__tensor_map_encode_fn
     const te__tensor_shape shape = {2, {(cuuint64_t)width, 0}, {(cuuint64_t)width * 2}, {64, 64}};
     return te__tensor_map_ragged(map, encode, data, &shape, dtype, ctx);
 }
-/* Launches the wgmma kernel above if it can run on this device and supports this product. Sets *is_done to 1 if the
+/* Launches the wgmma kernel above if it can run on this device and supports these GEMMs. Sets *is_done to 1 if the
  * kernel was launched, else to 0. */
 template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_context *ctx) {

@@ -91,8 +91,8 @@ typedef struct te__sm90_blockwise_barriers {
  * the first column and the first row of the block's tile. The other members are only for grouped GEMMs. end: one past
  * the last row of the tile's group or of the cluster tile, whichever is less. scale_row: the index of the scale of row
  * y (te__grouped_scale_at). b_row, b_step: the first row and the first step (128 elements of k) of the weight of the
- * tile's group within B. In forward B has the weights of the groups one below the other, in dgrad, where they are
- * transposed, side by side. */
+ * tile's group within B. In forward the weights of the groups lie one below the other in B. In dgrad the transposed
+ * weights lie side by side. */
 typedef struct te__sm90_blockwise_tile { int number, x, y, end, scale_row, b_row, b_step; } te__sm90_blockwise_tile;
 
 /* Sets the members of *t to the tile with the index t->number. Returns 0 if no group has such a tile
@@ -118,8 +118,8 @@ TE_FN int te__sm90_blockwise_step_count(const te__sm90_blockwise_params *p, cons
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
     return kind == TE_BLOCKWISE_GROUPED && steps < TE_SM90_BLOCKWISE_UNROLL ? (int)TE_SM90_BLOCKWISE_UNROLL : steps;
 }
-/* Sets *t to the first tile of this cluster whose index is at least t->number and that some group has. Returns 0 if
- * there is none. */
+/* Sets *t to the next tile of this cluster that exists (te__sm90_blockwise_locate), beginning with the index t->number.
+ * Returns 0 if there is none. */
 TE_FN int te__sm90_blockwise_seek(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
     while (t->number < p->gemm.tiles && !te__sm90_blockwise_locate(t, p, kind))
         t->number += (int)gridDim.x / TE_CLUSTER;
@@ -165,7 +165,7 @@ typedef struct te__sm90_blockwise_accumulator {
 TE_FN void te__sm90_blockwise_pin(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-/* Start the batch of wgmma that multiplies a subtile: 64 x 64 elements of D, over 128 elements of k. */
+/* Starts the batch of wgmma that multiplies a subtile: 64 x 64 elements of D, over 128 elements of k. */
 TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2], const te__sm90_blockwise_consumer *g,
                                           const int subtile, const int wgrad) {
     const uint32_t stage = g->at.stage * (TE_SM90_BLOCKWISE_STAGE_BYTES >> 4);
@@ -180,8 +180,8 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* For a GEMM that is not a wgrad (weight gradient): load the scales of a step, and multiply each scale of this lane's
- * two rows by each scale of the tile's two blocks of 128 columns. */
+/* For a GEMM that is not a wgrad (weight gradient): loads the scales of a step, and multiplies each scale of this
+ * lane's two rows by each scale of the tile's two blocks of 128 columns. */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
     const uint32_t stage = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
@@ -192,7 +192,7 @@ TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *
     TE_UNROLL for (int i = 0; i < 2; i++)
         TE_UNROLL for (int h = 0; h < 2; h++) s->scale[i][h] = row[h] * block[i];
 }
-/* For a wgrad (weight gradient): load the scales of this lane's 16 columns for a step. */
+/* For a wgrad (weight gradient): loads the scales of this lane's 16 columns for a step. */
 TE_FN void te__sm90_blockwise_load_column_scales(te__sm90_blockwise_accumulator *s,
                                                  const te__sm90_blockwise_consumer *g) {
     const uint32_t at = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->m_scale;
@@ -205,16 +205,16 @@ TE_FN void te__sm90_blockwise_load_scales(te__sm90_blockwise_accumulator *s, con
     if (wgrad) te__sm90_blockwise_load_column_scales(s, g);
     else te__sm90_blockwise_load_block_scales(s, g, step);
 }
-/* For a wgrad (weight gradient): load the scales of this lane's two rows of a subtile. */
+/* For a wgrad (weight gradient): loads the scales of this lane's two rows of a subtile. */
 TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
                                               int stage, const int subtile) {
     const uint32_t at =
         g->ring + stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->n_scale + subtile * TE_SM90_BLOCKWISE_SUBTILE * 4;
     TE_UNROLL for (int h = 0; h < 2; h++) s->row_scale[h] = te__lds_float(at + 32 * h);
 }
-/* Promote a subtile: multiply the tensor cores' sums over 128 elements of k by their scales, and add them to the sums
- * in f32. A lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the 16 x
- * 64 elements of its warp. */
+/* Promotes a subtile: multiplies the tensor cores' sums over 128 elements of k by their scales, and adds them to the
+ * sums in f32. A lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the
+ * 16 x 64 elements of its warp. */
 TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const int subtile, const int wgrad) {
     float *d = s->partial[subtile % 2], *sum = s->sum[subtile];
     te__sm90_blockwise_pin(d);
@@ -225,7 +225,7 @@ TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const i
         else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
     }
 }
-/* Signal to the producers of both blocks of the cluster that this warp has read the stage, which may then be filled
+/* Signals to the producers of both blocks of the cluster that this warp has read the stage, which may then be filled
  * again. */
 TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
     __syncwarp();
@@ -235,7 +235,7 @@ TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g
 
 /* ---- the epilogue: store a tile from registers ------------------------------------------------------------------- */
 
-/* Load the bias of the tile's columns, at the start of the tile, so that the load overlaps with the mainloop. */
+/* Loads the bias of the tile's columns, at the start of the tile, so that the load overlaps with the mainloop. */
 TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te__sm90_blockwise_params *p) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int j = 0; j < 4; j++) {
@@ -250,7 +250,7 @@ TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, 
     const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
     return te_floats_of_pair(w, dtype);
 }
-/* Store a tile with 16-bit elements. Two neighbouring lanes first exchange pairs of columns, so that each has four
+/* Stores a tile with 16-bit elements. Two neighbouring lanes first exchange pairs of columns, so that each has four
  * adjacent columns; then four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                             const te__sm90_blockwise_consumer *g, const int kind) {
@@ -275,7 +275,7 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
         }
     }
 }
-/* Store a tile of a wgrad (weight gradient), in f32. Four lanes store 32 adjacent bytes of a row. */
+/* Stores a tile of a wgrad (weight gradient), in f32. Four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                           int x, int y) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
