@@ -60,9 +60,10 @@ struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
-    /* O^T of eight rows, from each warp; with values_in_keys, the arrays that te__decode_latent has in shared memory */
+    /* the size in bytes of O^T of eight rows from each warp or, with values_in_keys, of the arrays that
+     * te__decode_latent has in shared memory */
     static constexpr int O_BYTES = IS_LATENT ? te__decode_latent_bytes(ROWS) : WARPS * 8 * V * 4;
-    /* each warp's maximum and sum of each row */
+    /* the size in bytes of the maxima and sums, one of each for each warp and each row */
     static constexpr int STATS_BYTES = 2 * WARPS * ROWS * 4;
     /* the size in bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
     static constexpr int MERGED_BYTES = (M * 4 + 4) * NT * WARPS * 32 * 4;

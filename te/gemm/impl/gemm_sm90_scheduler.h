@@ -87,7 +87,8 @@ typedef struct te__sm90_gemm_params {
     const void *source;
     /* 1 if `source` is [m, 2 n], and the epilogue reads, for column i of D, column i of each half of `source` */
     int source_has_halves;
-    /* for FP8: the inverse scales of A and B, by which alpha is multiplied; null if the scale is 1 */
+    /* for FP8: the inverse scales of A and B, by which alpha is multiplied. Either pointer is null if that operand's
+     * scale is 1 */
     const float *inverse_a, *inverse_b;
     float alpha;
     int m, n, k, tiles; /* k: counted in 16-bit units (two elements of FP8 are one unit); tiles: number of cluster
@@ -100,8 +101,8 @@ typedef struct te__sm90_gemm_params {
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
                       * store */
-    /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their partial sums of the elements that this
-     * consumer warp (0 to 7) holds; 0 before and after the kernel */
+    /* [tail tiles, TE_CLUSTER, 8 consumer warps]: for the elements of the tile that each consumer warp holds, how many
+     * helpers have stored their partial sums; 0 before and after the kernel */
     uint32_t *partials_ready;
 } te__sm90_gemm_params;
 
