@@ -691,8 +691,8 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
      * Only traits::BLOCKS blocks of this kernel run there; up to head size 128, BLOCKS is one more, so that blocks of
-     * the merge kernel and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more
-     * registers. */
+     * the merge kernel and of the next kernel fit beside them. But tiles of 16 rows over a cache of 8 bits need more
+     * registers, so there BLOCKS is traits::BLOCKS. */
     static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && traits::ROWS > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {

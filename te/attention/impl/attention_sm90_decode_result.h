@@ -87,8 +87,10 @@ struct te__decode_factors {
 };
 /* The shared memory through which the consumer warps exchange their results. */
 struct te__decode_exchange {
-    float *max, *sum; /* the maximum and the sum of each row, from each warp, [warps, rows] */
-    float4 *o;        /* O^T of eight rows, from each warp, [warps, V / 16, lanes] */
+    float *max, *sum; /* the maximum and the sum of each row: from each warp, [warps, rows] or, for latent vectors, over
+                       * all warps, [rows] */
+    float4 *o;        /* O^T of eight rows, from each warp, [warps, V / 16, lanes]; for latent vectors the arrays of
+                       * te__decode_latent */
 };
 /* Adds up the results of the four warps for one split. Returns the maximum and the sum of each row, and M fragments of
  * O^T (16 columns each), beginning with fragment number M * warp: each warp has a quarter of the columns. */
