@@ -143,8 +143,8 @@ typedef float te_row_sum;
 typedef double te_row_sum;
 #endif
 
-/* te_min and te_max: the smaller and the larger of two integers. An argument of a floating-point type would lose its
- * fraction without a warning. `| 0` makes such an argument a compile error, and does not change an integer. */
+/* The smaller and the larger of two integers. The macros have the names of the functions: `| 0` leaves an integer as it
+ * is, and makes a float a compile error, which would otherwise lose its fraction without a warning. */
 TE_BOTH int64_t te__min(int64_t a, int64_t b) { return a < b ? a : b; }
 TE_BOTH int64_t te__max(int64_t a, int64_t b) { return a > b ? a : b; }
 #define te_min(a, b) te__min((a) | 0, (b) | 0)

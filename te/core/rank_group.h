@@ -115,8 +115,7 @@ typedef struct te_comm {
     int failed;     /* 1: a collective has failed, and the groups can no longer be used */
     char cause[192]; /* the error text of the collective that failed; errors of later calls contain it */
     int closes;     /* CUDA: 1: te_comm_destroy also frees the world group's NCCL communicator */
-    void *mpi;      /* host: the te__mpi_thread that has initialised MPI, or null if the program has initialised MPI
-                     * itself */
+    void *mpi;      /* host: the thread that has initialised MPI, a te__mpi_thread; null: the caller has */
     te_context *ctx;
     void *cp_side;  /* the second stream of the context group, a te_side_stream; null if the context group has one
                      * rank */
