@@ -143,8 +143,9 @@ TE_BOTH int te__attn_dropped(te_rng rng, uint32_t id, int head, int query, int k
     return te__attn_drops(w == 0 ? word[0] : w == 1 ? word[1] : w == 2 ? word[2] : word[3], query / 8 % 2, limit);
 }
 
-/* The largest supported head sizes. TE_ATTENTION_MAX_LATENT_DIM is the limit with the option values_in_keys. On CUDA
- * the tiles of larger heads would take more shared memory than a block may have. */
+/* The largest supported head sizes: TE_ATTENTION_MAX_LATENT_DIM with the option values_in_keys,
+ * TE_ATTENTION_MAX_HEAD_DIM without it. On CUDA the tiles of larger heads would take more shared memory than a block
+ * may have. */
 enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = TE_CUDA ? 640 : 1024 };
 #define TE__ATTENTION_MAX_DIM(values_in_keys) \
     ((values_in_keys) ? (int)TE_ATTENTION_MAX_LATENT_DIM : (int)TE_ATTENTION_MAX_HEAD_DIM)
@@ -194,7 +195,8 @@ template <class A, class B> struct te__choose_type<false, A, B> { typedef B type
     };
 /* The head size of v. */
 template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { return F::VALUE ? F::VALUE : D; }
-/* The elements of a value in qkv and in the cache: 0 if values are parts of keys. */
+/* Returns how many elements qkv and the cache store for the value of a token and head: 0 if values are parts of
+ * keys. */
 template <int D, class F> TE_BOTH constexpr int te__attn_stored_value_dim(void) {
     return F::VALUES_IN_KEYS ? 0 : te__attn_value_dim<D, F>();
 }
@@ -326,8 +328,9 @@ enum {
     TE_CACHE_MIN_PAGE = 16, /* the smallest possible page_rows */
     TE_CACHE_TILE = 16,     /* the number of rows of a tile in the formats of 8 bits */
     /* Decoding (impl/attention_sm90_decode.h) divides the keys of a sequence into splits. A split has 256 keys; in
-     * sequences of more than 4096 keys, a split has up to 1024 keys, because each split costs a partial result. If
-     * values are parts of keys, the smallest splits have 512 keys, because a partial result of 512 columns is large. */
+     * sequences of more than 4096 keys, a split has up to 1024 keys, because each split costs a partial result. With
+     * the option values_in_keys a split has at least 512 keys, because there a partial result has 512 columns for each
+     * row. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
     /* the largest number of splits of the smallest size in a sequence; longer sequences have larger splits */
@@ -338,17 +341,18 @@ enum {
     /* the largest number of query tiles of a sequence in decoding; it is small, because each query tile reads all
      * keys */
     TE__DECODE_MAX_TILES = 4,
-    /* The same number if values are parts of keys: then all query heads, of which there may be 128, share one KV head.
-     * The forward kernel, which runs instead if there are more tiles, reads all keys for each head. */
+    /* the same number with the option values_in_keys: there all query heads, of which there may be 128, share one KV
+     * head. If there are more tiles, the forward kernel runs, which reads all keys once for each query head */
     TE__DECODE_MAX_LATENT_TILES = 32
 };
-/* Returns the largest number of query tiles of a sequence in decoding. values_in_keys: the option of this name. */
+/* Returns the largest number of query tiles of a sequence in decoding. values_in_keys: whether the attention has the
+ * option of this name. */
 TE_BOTH int te__decode_max_tiles(int values_in_keys) {
     return values_in_keys ? (int)TE__DECODE_MAX_LATENT_TILES : (int)TE__DECODE_MAX_TILES;
 }
-/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. values_in_keys: the
- * option of this name. The result does not depend on the batch, so that a sequence has bitwise identical results in
- * every batch. */
+/* Returns the base-2 logarithm of the number of keys of a split, in a sequence of `keys` keys. values_in_keys: whether
+ * the attention has the option of this name. The result does not depend on the batch, so that a sequence has bitwise
+ * identical results in every batch. */
 TE_BOTH int te__cache_split_shift(int keys, int values_in_keys) {
     int shift = TE_CACHE_SPLIT_SHIFT + (values_in_keys != 0);
     while (shift < TE_CACHE_MAX_SPLIT_SHIFT && keys > TE_CACHE_SMALL_SPLITS << shift) shift++;

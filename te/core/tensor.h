@@ -62,8 +62,8 @@ typedef struct te_batch {
     int batch, seq;        /* the number of rows is batch * seq */
     const int32_t *tokens; /* [rows], in target memory: the tokens that an embedding reads */
     const int32_t *labels; /* [rows], in target memory: the label of each row for cross_entropy. A row whose label is
-                            * ignore_index has no loss. Backward must get the tokens and the labels of forward, at the
-                            * same addresses */
+                            * ignore_index has no loss. `tokens` and `labels` of backward must be the same arrays, with
+                            * the same contents, as those of forward */
     int ignore_index;      /* the label that marks rows without a loss. 0 stands for -100, so that a te_batch set to
                             * zeros ignores no token of the vocabulary */
     float loss_scale;      /* the derivative of the total loss with respect to the loss of one row, often 1 / rows;

@@ -258,7 +258,8 @@ TE_API long te__print_step(FILE *f, const te_plan *p, const char *number, const 
     te_run r = te__run_to_print(p, pass, none);
     const long bytes = te_step_row_bytes(p, s, pass);
     const te_op *a = &p->op[s->op[0]], *b = &p->op[s->op[s->count - 1]];
-    const te_op *gemm = b->experts && b->recipe != TE_RECIPE_none ? b : a; /* an expert_linear may end its step */
+    /* gemm: the op with the GEMM, which is the first op of the step, or the last if that is an expert_linear in FP8. */
+    const te_op *gemm = b->experts && b->recipe != TE_RECIPE_none ? b : a;
     const int in_fp8 = (gemm->recipe != TE_RECIPE_none && !TE_IS_MICROSCALED(gemm->recipe) &&
                         !(pass == TE_BACKWARD && TE_IS_ROWWISE(gemm->recipe))) ||
                        ((a->flags & TE_ATTENDS_IN_FP8) && pass != TE_BACKWARD);

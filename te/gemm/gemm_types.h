@@ -103,9 +103,10 @@ TE_API te_dtype te__gemm_b_dtype(const te_gemm *g) {
     return g->b_fp8.scaling != TE_SCALING_NONE ? g->b_fp8.dtype : g->dtype;
 }
 
-/* ---- grouped products ------------------------------------------------------------------------------------------ */
+/* ---- grouped GEMMs --------------------------------------------------------------------------------------------- */
 
-/* The products of several groups of rows, each with a weight of its own, as one launch: gemm_grouped.h. */
+/* The kinds of grouped GEMMs (gemm_grouped.h). The rows of a matrix are divided into groups, and each group has a
+ * weight of its own. One launch runs the GEMMs of all groups. */
 typedef enum te_grouped_kind { TE_GROUPED_FORWARD, TE_GROUPED_DGRAD, TE_GROUPED_WGRAD } te_grouped_kind;
 
 typedef struct te_grouped {
@@ -114,23 +115,25 @@ typedef struct te_grouped {
     void *d;               /* y, dx or dweight */
     const struct te_quantized_weight *quantized; /* for forward on the host: the quantized weight, which is used instead
                                                   * of b, or null if the weight is b */
-    const int32_t *offset; /* [groups + 1], in the memory of the target; offset[0] need not be 0 */
+    const int32_t *offset; /* [groups + 1], in the memory of the target: group e has rows offset[e] to offset[e + 1] -
+                            * 1. offset[0] need not be 0 */
     const int32_t *slot;   /* for forward on CUDA: row i of the input is row slot[i] / top_k of x or, if `slot` is null,
                             * row i of x */
-    /* 1 if a and b are in e4m3 with blockwise scales. b is then the weight, [groups * out, in], in forward, and its
-     * transpose, [in, groups * out], in dgrad. a_inverse and b_inverse have the inverses of the scales;
-     * te__grouped_scale_at says where those of a lie, and te_blockwise_2d_scale_at, for the whole matrix b, where those
-     * of b lie */
+    /* 1 if a and b are in e4m3 with blockwise scales. In forward b is then the weight, [groups * out, in]; in dgrad b
+     * is the transposed weight, [in, groups * out]. a_inverse and b_inverse are the arrays of the inverse scales. The
+     * index in a_inverse follows from te__grouped_scale_at. The index in b_inverse is that of te_blockwise_2d_scale_at
+     * for the whole matrix b */
     int in_fp8;
     const float *a_inverse, *b_inverse;
     float *scratch;        /* on the host: te__grouped_scratch(g) floats */
-    int64_t rows;          /* an upper bound of the number of rows of all groups: offset[groups] is at most this */
+    int64_t rows;          /* an upper bound of the number of rows of all groups together: offset[groups] <= rows */
     te_grouped_kind kind;
     int out, in, groups, top_k;
-    int ranks;             /* the number of ranks over which the experts are divided, `groups` groups on each; `rows` is
-                            * an upper bound of the number of rows of all ranks' groups */
-    int max_rows;          /* rows of a group behind its first max_rows rows are not computed */
-    int accumulate;        /* for wgrad: 1 if the product is added to dweight, 0 if dweight is overwritten */
+    int ranks;             /* the number of ranks over which the experts are divided; each rank has `groups` experts.
+                            * The member `rows` is then an upper bound of the number of rows of the groups of all
+                            * ranks */
+    int max_rows;          /* only the first max_rows rows of a group are computed */
+    int accumulate;        /* for wgrad: 1 if the result is added to dweight, 0 if it overwrites dweight */
     te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
 } te_grouped;
 
@@ -144,8 +147,9 @@ TE_API te_grouped te__grouped_of(te_grouped_kind kind, int out, int in, int grou
     g.kind = kind, g.out = out, g.in = in, g.groups = groups, g.rows = rows, g.top_k = g.ranks = 1;
     return g;
 }
-/* The number of floats for the scales of each 128 columns of a, and the place of row `row` of group e among them: those
- * of a group begin at a multiple of four, because TMA loads the scales of the rows of a tile from such a place on. */
+/* Where the inverse scales of a are. The inverse scale of row `row` (of group e) and columns 128 k to 128 k + 127 is
+ * a_inverse[k te__grouped_scale_pitch + te__grouped_scale_at]. The scales of each group begin at a multiple of four
+ * floats, because TMA can load the scales of a tile's rows only from such an index on. */
 TE_BOTH int64_t te__grouped_scale_pitch(int64_t rows, int groups) { return te_round_up(rows, 4) + 4 * groups; }
 TE_BOTH int64_t te__grouped_scale_at(const int32_t *offset, int e, int64_t row) { return row + 4 * e - offset[e] % 4; }
 

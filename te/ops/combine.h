@@ -40,11 +40,11 @@ typedef struct te_routed_args {
     int weighs;        /* for te_routed_gather: 1 if the kernel multiplies the rows by their router weights, as with the
                         * option (weigh, input) */
     int accumulate;    /* 1 if the kernel adds to dweight, 0 if it overwrites dweight */
-    /* te_routed_quantize: 1 if x has a row for each token, 0 if x has the routed rows */
+    /* for te_routed_quantize: 1 if x has one row for each token, 0 if x has the routed rows */
     int gathers;
-    te_dtype dtype;     /* te_routed_quantize: the dtype of x */
-    te_scale_rule rule; /* te_routed_quantize: how a scale is computed from an amax */
-    float *inverse;     /* te_routed_quantize: the inverses of the scales that it stores */
+    te_dtype dtype;     /* for te_routed_quantize: the dtype of x */
+    te_scale_rule rule; /* for te_routed_quantize: how a scale is computed from an amax */
+    float *inverse;     /* for te_routed_quantize, which stores here the inverses of the scales */
 } te_routed_args;
 typedef te_status (*te_routed_launch_fn)(te_context *, te_grid, const te_routed_args *);
 

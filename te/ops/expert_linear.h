@@ -11,11 +11,11 @@
  * weight's rows are those of expert 0, then those of expert 1, and so on: the parameter is [experts * out, in]. Forward
  * saves x, except if x is the output of the router, which backward gathers again from the router's input. Backward
  * computes dx = dy weight, and for each expert dweight = dy^T x over its rows, summed in f32 in a fixed order. The
- * gradients of an expert without rows are 0. Under fp8_block the GEMMs of y and dx run in FP8, and those of dweight in
- * the list's dtype (docs/fp8.md). Under the other recipes, or with the option (recipe, none), all run in the list's
- * dtype. In a list for inference on the CPU the weight may be quantized to few bits like the weight of a linear, by
- * (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need their number of
- * rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
+ * gradients of an expert without rows are 0. Under the recipe fp8_block, y and dx are computed in FP8, and dweight in
+ * the list's dtype (docs/fp8.md). Under the other recipes, or with the option (recipe, none), all GEMMs run in the
+ * list's dtype. In a list for inference on the CPU the weight may be quantized to few bits like the weight of a linear,
+ * by (weights, ..) or te_use_quantized. On CUDA this is not possible, because GEMMs with such weights need their number
+ * of rows on the host. The GEMMs are in te/gemm/impl/gemm_grouped.h.
  */
 #ifndef TE_OPS_EXPERT_LINEAR_H
 #define TE_OPS_EXPERT_LINEAR_H
@@ -77,9 +77,9 @@
                        (TE_ARG2(op, 0)) % 8 == 0,                                                                    \
                    TE__ROUTER_TEXT(model, op) ": its widths must be positive multiples of eight");)
 
-/* The type of a function that runs a grouped GEMM, one GEMM for each expert. On CUDA there is a separate function for
- * each dtype and kind (forward, dgrad, wgrad), and one for GEMMs in FP8, which is compiled only if the parameter FP8 of
- * te__grouped_step is 1. */
+/* The type of a function that runs grouped GEMMs, one GEMM for each expert. On CUDA there is a separate function for
+ * each dtype and kind (forward, dgrad, wgrad). If the template argument FP8 of te__grouped_step is 1, the function can
+ * also run the GEMMs in FP8; otherwise the kernel for FP8 is not compiled. */
 typedef te_status (*te__grouped_fn)(const te_grouped *g, te_run *r);
 #if TE_CUDA
 template <te_dtype T, te_grouped_kind KIND, int FP8> TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
@@ -97,10 +97,10 @@ TE_API te_status te__grouped_step(const te_grouped *g, te_run *r) {
 #define TE__GROUPED(dtype, kind, fp8) te__grouped_step
 #endif
 
-/* Casts the a->rows routed rows to e4m3 (a->y), with one scale for each 1 x 128 elements. The inverses of the scales
- * are stored in a->inverse, where te__grouped_scale_at says. If a->gathers is 1, a->x has a row for each token; this
- * row is cast once and stored as each of the token's top_k routed rows. Otherwise a->x has the routed rows. A warp
- * casts a row of x, and half a warp 128 columns at a time. Memory traffic: reads x, writes y. */
+/* Casts x (a->x) to e4m3 and stores the a->rows routed rows (a->y), with one scale for each 1 x 128 elements. The
+ * inverses of the scales are stored in a->inverse, at the index te__grouped_scale_at. If a->gathers is 1, x has one row
+ * for each token, which is cast once and stored as each of the token's top_k routed rows. Otherwise x has the routed
+ * rows. A warp casts a row of x, and half a warp 128 columns at a time. Memory traffic: reads x, writes y. */
 TE_FN void te__routed_quantize_rows(const te_routed_args *a, te_block b, const te_dtype dtype) {
     enum { LANES = TE_CUDA ? 16 : 1, VECTORS = TE_FP8_BLOCK / 8 / LANES };
     int group;
@@ -151,8 +151,8 @@ template <int FP8> TE_API te_routed_launch_fn te__routed_quantize_if(void) {
 #endif
 
 typedef struct te_expert_product { te__grouped_fn run; te_routed_launch_fn quantize; } te_expert_product;
-/* The kernels of the GEMM y = x weight^T or dx = dy weight of an op. quantize: the launch of te_routed_quantize, or
- * null if the op has no recipe. */
+/* The kernels that compute y = x weight^T or dx = dy weight of an op. quantize: the function that launches
+ * te_routed_quantize, or null if the GEMMs do not run in FP8. */
 #define TE__EXPERT_PRODUCT(model, dtype, kind, op)                                                                   \
     {TE__GROUPED(dtype, kind, TE__EXPERTS_IN_FP8(model, op)), TE__ROUTED_QUANTIZE(TE__EXPERTS_IN_FP8(model, op))}
 #define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
@@ -168,9 +168,9 @@ typedef struct te_expert_product { te__grouped_fn run; te_routed_launch_fn quant
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
 
-/* The fused pattern of a router followed by an expert_linear: the GEMM of the expert_linear gathers the rows of x
- * itself; in FP8 the cast gathers them. On the host and with (weigh, input) this is not possible, and the router's
- * kernel copies the rows to scratch memory. */
+/* The fused pattern of a router followed by an expert_linear. The GEMM of the expert_linear gathers the rows of x
+ * itself; in FP8 the kernel that casts x gathers them. On the host and with (weigh, input) neither is possible, and the
+ * router's kernel copies the rows to scratch memory. */
 #define TE_PAIR_router_expert_linear ,
 #define TE_CUSTOM_PAIR_router_expert_linear_forward(name, model, dtype, a, b)                                        \
     TE__ROUTER_CHOOSE(name##_choose, a, dtype, TE__EXCHANGES(a))                                                     \
@@ -202,7 +202,8 @@ TE_API te_grouped te__expert_product(const te_run *r, te_grouped_kind kind, int 
 /* Returns 1 if expert_linear i computes y and dx in FP8 in this call, else 0. */
 TE_API int te__experts_are_in_fp8(const te_run *r, int i) { return te__recipe_is_on(r->plan, i, r->use, r->param); }
 
-/* Runs the GEMMs g, with scratch memory from the workspace. With launches 0 the function only reserves that memory. */
+/* Runs the GEMMs that g describes, with scratch memory from the workspace. If launches is 0, the function only reserves
+ * that memory. */
 TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, int launches) {
 #if !TE_CUDA
     te_grouped capacity = *g;
@@ -219,9 +220,9 @@ TE_API te_status te__expert_run(te_run *r, te_grouped *g, te__grouped_fn run, in
 #endif
     return r->dry || !launches ? TE_OK : run(g, r);
 }
-/* Sets the operands of g, the GEMMs y = x weight^T or dx = dy weight of op i. x: the value x or dy, in the list's
- * dtype. In FP8 x is cast to scratch memory. gathers: 1 if x has a row for each token, 0 if x has the routed rows.
- * With launches 0 the function only reserves the memory. */
+/* Sets the operands of g, which describes the GEMMs y = x weight^T or dx = dy weight of op i. x: the input x or dy, in
+ * the list's dtype. If the GEMMs run in FP8, x is cast to scratch memory. gathers: 1 if x has one row for each token, 0
+ * if x has the routed rows. If launches is 0, the function only reserves the memory. */
 TE_API te_status te__expert_operands(te_grouped *g, te_run *r, int i, te_value x, int gathers, int launches,
                                      te_routed_launch_fn quantize) {
     const te_op *op = &r->plan->op[i];
@@ -247,8 +248,8 @@ TE_API te_status te__expert_operands(te_grouped *g, te_run *r, int i, te_value x
     const te_grid grid = te__grid_of(te_ceil_div(gathers ? a.tokens : a.rows, TE_ROUTER_WARPS), 1);
     return r->dry || !launches ? TE_OK : quantize(r->ctx, grid, &a);
 }
-/* Computes y = x weight^T of op i by the GEMMs g. x and y may have other formats than the list's dtype. If g->slot is
- * not null, x has a row for each token; else it has the routed rows. */
+/* Computes y = x weight^T of op i by the GEMMs that g describes. The formats of x and y may differ from the list's
+ * dtype. If g->slot is not null, x has one row for each token; otherwise x has the routed rows. */
 TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y,
                                     const te_expert_product *kernels) {
     te_value made;

@@ -56,7 +56,7 @@ typedef struct te_head_norm_options { float eps; } te_head_norm_options;
 /* ---- sizes and arguments of the kernels -------------------------------------------------------------------------- */
 
 enum {
-    TE_HEAD_NORM_MAX_DIM = 512, /* the largest head_dim: 32 chunks of 16 columns, so one for each lane of a warp */
+    TE_HEAD_NORM_MAX_DIM = 512, /* the largest head_dim: 32 chunks of 16 columns, one for each lane of a warp */
     TE_HEAD_MAX_CHUNKS = 32,    /* the number of lanes in a warp */
     TE_HEAD_THREADS = TE_CUDA ? 256 : 1,
     TE_HEAD_ROWS = TE_CUDA ? 2 : 1,              /* number of rows of the tensor that a block computes in forward */
@@ -71,9 +71,9 @@ enum {
 /* The compile-time constants of a kernel. */
 typedef struct te_head_shape {
     int heads, kv_heads, dim;
-    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs, because a rope rotates them together.
-     * pairs is 0 if no rope is applied, or if the rope is interleaved, which means that the two columns of a pair are
-     * adjacent */
+    /* pairs: for each c < pairs, one lane holds both columns c and c + pairs. A rope that is not interleaved rotates
+     * these two columns together; `pairs` is then rotary / 2. Without a rope, `pairs` is dim / 2. With an interleaved
+     * rope, which rotates adjacent columns together, `pairs` is 0 */
     int pairs;
     /* options of the rope that the same kernel applies: its rotary_dim, and 1 or 0 for whether the rope is interleaved
      * and scaled. rotary is 0 if the kernel applies no rope */
@@ -99,8 +99,8 @@ typedef struct te_head_args {
 
 /* A chunk consists of the columns a[0] to a[0] + n[0] - 1 and a[1] to a[1] + n[1] - 1 of a head. n[0] and n[1] are 8,
  * or less where fewer columns are left. In the first te_head_pair_chunks chunks of a head, a[1] = a[0] + pairs: such a
- * chunk holds eight columns and the eight columns that a rope rotates together with them. Each other chunk holds 16
- * adjacent columns. */
+ * chunk holds eight columns and, if there is a rope, the eight columns that the rope rotates together with them. Each
+ * other chunk holds 16 adjacent columns. */
 typedef struct te_head_chunk { int a[2], n[2]; } te_head_chunk;
 
 TE_FN int te_head_pair_chunks(te_head_shape k) { return (k.pairs + 7) / 8; }
@@ -377,7 +377,7 @@ TE_FN void te_head_norm_gradient(const te_head_args *a, te_block b, float *cos_s
                        TE_SHARED float te_cos_sin[TE_HEAD_ROWS_BACKWARD * TE__COS_SIN_FLOATS(rotary)];               \
                        te_head_norm_gradient(te_args, te_at, te_cos_sin, name##_of()))                               \
     TE_API te_status name##_run(te_run *r, const te_step *s) { return te__head_norm_backward_run(r, s, name##_launch); }
-/* The number of pairs (te_head_shape), and that of the chunks of a head (te_head_chunks), as constants. */
+/* TE__HEAD_PAIRS: te_head_shape.pairs as a constant; TE__HEAD_CHUNKS: te_head_chunks as a constant */
 #define TE__HEAD_PAIRS(op, rotary, interleaved) \
     (!(rotary) ? (TE_ARG3(op, 0)) / 2 : (interleaved) ? 0 : (rotary) / 2)
 #define TE__HEAD_CHUNKS(dim, pairs) (((pairs) + 7) / 8 + ((dim) - 2 * (pairs) + 15) / 16)

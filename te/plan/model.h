@@ -525,8 +525,8 @@ typedef struct te_saved {
     int batch, seq, position, context;
     int sequences, max_seqlen;
     const int32_t *cu_seqlens, *positions;
-    /* the same for what the list reads: tokens, if it begins with an embedding; labels and ignore_index, if it ends in
-     * a loss */
+    /* Members of forward's te_batch that must also be the same in backward, but only in some lists: tokens, if the list
+     * begins with an embedding; labels and ignore_index, if the list ends in a loss */
     const int32_t *tokens, *labels;
     int ignore_index;
     int64_t memory_rows;      /* the number of rows of kind TE_ROWS_memory in the forward call */

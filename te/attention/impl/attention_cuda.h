@@ -5,7 +5,7 @@
  *     f32              attention_simt_f32.h, on CUDA cores.
  *     bf16 and f16     On compute capability 9.0 attention_sm90_forward.h and attention_sm90_backward.h (wgmma), if all
  *                      of these are true: te__attn_sm90_supports accepts the head size; there is no score bias;
- *                      in forward, there is neither max_logit nor values_in_keys; in cross-attention, each query
+ *                      forward has neither max_logit nor values_in_keys; in cross-attention, each query
  *                      sees a key; in backward, there is scratch memory. Else attention_sm80_forward.h and
  *                      attention_sm80_backward.h (mma.sync).
  *     over a cache     attention_cached.h
@@ -23,9 +23,9 @@
 /* The forward kernel over a cache, for many new rows; defined in attention_cached.h. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_sm90_cached;
 
-/* The types of the kernels for compute capability 9.0. These kernels do not support a score bias nor, in forward,
- * max_logit and values_in_keys. If one of these options is set, the type is made for f32 instead of the dtype, because
- * for f32 no such kernel exists (EXISTS is 0). */
+/* The types of the kernels for compute capability 9.0. These kernels do not support a score bias. Nor do the forward
+ * kernels support max_logit and values_in_keys. If one of these options is set, the type is made for f32 instead of the
+ * dtype, because for f32 no such kernel exists (EXISTS is 0). */
 template <te_dtype T, class F>
 inline constexpr te_dtype te__attn_wgmma_dtype = F::BIAS || F::MAX_LOGIT || F::VALUES_IN_KEYS ? TE_f32 : T;
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>

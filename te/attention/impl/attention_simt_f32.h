@@ -101,7 +101,8 @@ template <class C> TE_FN void te__attn_f32_product_nt(float (&s)[C::R][C::R], co
                 s[i][j] += u[i].x * v[j].x + u[i].y * v[j].y + u[i].z * v[j].z + u[i].w * v[j].w;
     }
 }
-/* Computes o += P B, for a tile P [T, T] (p) and a tile B (b) in shared memory. LD: the row length of B. */
+/* Computes o += P B. P (p) [T, T] and B (b) [T, columns of o] are tiles in shared memory. LD: the distance in floats
+ * between two rows of B. */
 template <class C, int LD = C::LD>
 TE_FN void te__attn_f32_product_nn(float (&o)[C::R][C::COLS][4], const float *p, const float *b) {
     const int y = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;

@@ -86,7 +86,8 @@ TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], flo
     return changed;
 }
 
-/* Starts to load a tile of the keys, from token `key` on, to shared memory, and the values behind them. */
+/* Starts to load keys key to key + TILE - 1 to shared memory at `tile` and, behind these keys, the values of the same
+ * tokens. With values_in_keys there are no separate values to load. */
 template <te_dtype T, class F, int D, int V, int64_t KV, class C>
 TE_FN void te__attn_stage_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int key) {
     te__attn_keys_load<T, F, C::TILE, D, KV, C::THREADS>(tile, a, h, 0, key);
@@ -94,8 +95,8 @@ TE_FN void te__attn_stage_load(uint32_t tile, const te_attention_args *a, const 
         te__attn_keys_load<T, F, C::TILE, V, KV, C::THREADS>(tile + C::TILE * te__attn_row_bytes<D>(), a, h, 1, key);
 }
 
-/* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K and V of stage 0, K
- * and V of stage 1. With values_in_keys the tile of V is the first columns of that of K. */
+/* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K and V of stage 0,
+ * then K and V of stage 1. With values_in_keys a stage has only K, whose first V columns are the values. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>(), F::VALUES_IN_KEYS>>
 TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
@@ -103,7 +104,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV;
     constexpr int V = widths::V;
-    /* IN_ROW: the head size of the rows whose first columns are the values; V_BYTES: where the values of a stage are */
+    /* IN_ROW: the columns of a row of shared memory that contains a value; V_BYTES: the offset in bytes of the values
+     * within a stage */
     constexpr int IN_ROW = F::VALUES_IN_KEYS ? D : V;
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_BYTES = F::VALUES_IN_KEYS ? 0 : TILE * ROW;
     constexpr uint32_t STAGE_BYTES = V_BYTES + TILE * te__attn_row_bytes<IN_ROW>();

@@ -166,7 +166,8 @@ TE_FN void te__attn_product_nt(float (&s)[M][N][4],
 
 /* Computes o += P B, for one slice of the columns of B. P has M * 16 rows and K * 16 columns, and is in registers, as
  * fragments. B has K * 16 rows of heads of size D, and is in shared memory, where b is the address that this lane
- * passes to ldmatrix for the first columns of the slice. LD: the head size of the rows of which these are parts. */
+ * passes to ldmatrix for the first columns of the slice. LD: the columns of a row of shared memory, of which B has the
+ * first D. */
 template <te_dtype T, int M, int K, int D, int LD = D>
 TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const uint32_t (&p)[M][K][4], uint32_t b) {
     TE_UNROLL for (int k = 0; k < K; k++)

@@ -14,8 +14,8 @@
  *                warp adds up a quarter of O's columns. The products are transposed so that the tile of queries, which
  *                has only 8 or 16 rows, is operand B of mma.sync: the fragments of B have 8 rows, those of A have 16.
  *
- * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h, those of values that are parts of keys in
- * attention_sm90_decode_latent.h.
+ * attention_sm90_decode_8bit.h has the parts that differ for a cache in 8 bits. attention_sm90_decode_latent.h has the
+ * parts that differ if values are parts of keys (the option values_in_keys).
  *
  * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for
  * each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
@@ -43,9 +43,10 @@ enum {
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_traits {
     static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), IS_LATENT = F::VALUES_IN_KEYS;
-    /* the head size of v, the rows of a tile of queries, and how many groups of 8 rows it has */
+    /* V: the head size of v; ROWS: the number of rows of a tile of queries; NT: the number of groups of 8 rows of a
+     * tile */
     static constexpr int V = te__attn_value_dim<D, F>(), ROWS = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), NT = ROWS / 8;
-    /* the consumer warps, and how many of O's fragments of 16 columns each of them stores */
+    /* WARPS: the number of consumer warps; M: how many fragments of O^T, of 16 columns of O each, a warp stores */
     static constexpr int WARPS = te__decode_warps<F>(), M = V / 16 / WARPS;
     static constexpr int PLACES = IS_LATENT ? 2 : (int)TE__DECODE_PLACES;
     /* the number of keys of a stage */
@@ -59,9 +60,10 @@ struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
-    /* O^T of eight rows, from each warp; if values are parts of keys, what te__decode_latent exchanges */
+    /* the size in bytes of O^T of eight rows from each warp or, with values_in_keys, of the arrays that
+     * te__decode_latent has in shared memory */
     static constexpr int O_BYTES = IS_LATENT ? te__decode_latent_bytes(ROWS) : WARPS * 8 * V * 4;
-    /* each warp's maximum and sum of each row */
+    /* the size in bytes of the maxima and sums, one of each for each warp and each row */
     static constexpr int STATS_BYTES = 2 * WARPS * ROWS * 4;
     /* the size in bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
     static constexpr int MERGED_BYTES = (M * 4 + 4) * NT * WARPS * 32 * 4;
@@ -84,7 +86,7 @@ struct te__decode_traits {
                                               a->cache.decode_cluster);
     }
     /* The number of stages of the ring for large batches: just enough for the full memory bandwidth, because with more
-     * copies in flight other loads would only wait longer. */
+     * copies in flight other loads would only wait longer. For latent vectors, as many stages as fit, but at most 6. */
     static constexpr int STAGES = stages_of(BLOCKS, IS_LATENT ? 6 : WIDEST <= 64 ? 4 : 3);
     /* The number of stages for a batch of few keys. Such a batch does not need the full bandwidth, but the copies of
      * all its keys should be in flight before the preceding kernel has written the queries. Therefore only one block,
@@ -332,8 +334,8 @@ TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
         s[0][n][e] = even[0][n][e] + odd[0][n][e];
 }
-/* Turns products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to key `key` + 16 b + g +
- * 8 (e / 2). stop: one more than the split's last key. */
+/* Turns the products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to the key number key
+ * + 16 b + g + 8 (e / 2). stop: one more than the split's last key. */
 template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
 TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
                              int key) {
@@ -353,7 +355,7 @@ TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-/* One step of the online softmax, over this warp's 16 TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
+/* One step of the online softmax, over this warp's 16 * TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
  * updated. */
 template <int TILES, int M, int NT>
 TE_FN void te__decode_softmax(float (&s)[TILES][NT][4], te__decode_result<M, NT> &r) {
@@ -404,7 +406,8 @@ TE_FN void te__decode_add_pv(float (&o)[V / 16][NT][4], const te__decode_p<T, NT
         TE_UNROLL for (int n = 0; n < NT; n++) te__mma_sync(o[m][n], a, p.of[n][0], p.of[n][1], T);
     }
 }
-/* The queries of a tile as B fragments, for latent vectors, or for a cache of 16 or of 8 bits. */
+/* The type that holds the queries of a tile as B fragments: for latent vectors, for a cache of 8 bits, or for a cache
+ * of 16 bits. */
 template <int D, int NT, class F>
 using te__decode_q_of = typename te__choose_type<
     F::VALUES_IN_KEYS, te__decode_latent_q<D, NT>,
@@ -459,8 +462,8 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
     }
 }
 
-/* Computes the result of split number `at` of group w: the sum over all warps, of which each has a part of the
- * columns. */
+/* Computes the result of split number `at` of group w, over all keys of the split. On return `split` holds the columns
+ * of O that belong to this warp. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_split(te__decode_result<M, NT> &split, const te_attention_args *a, const te__decode_group &w,
                             int at, const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
@@ -671,9 +674,10 @@ TE_FN void te__attention_decode_merge(const te_attention_args *a) {
 
 /* ---- the kernels as types, for attention_cuda.h ------------------------------------------------------------------ */
 
-/* Returns whether there are kernels for decoding with these template arguments. A row must have a multiple of 64
- * elements: only such rows are swizzled in the cache, which avoids bank conflicts. Rows of more than 256 elements do
- * not fit into the registers and the shared memory of these kernels, except those of latent vectors in 16 bits. */
+/* Returns whether there are kernels for decoding with these template arguments. The row length must be a multiple of 64
+ * elements: only such rows are swizzled in the cache, which avoids bank conflicts. Rows may have up to 256 elements,
+ * because longer rows do not fit into the registers and the shared memory of these kernels. Only latent vectors in 16
+ * bits may be longer (te__decode_latent_fits). */
 template <te_dtype T, int D, class F>
 TE_BOTH constexpr bool te__decode_exists(void) {
     constexpr int V = te__attn_value_dim<D, F>();
@@ -687,8 +691,8 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
      * Only traits::BLOCKS blocks of this kernel run there; up to head size 128, BLOCKS is one more, so that blocks of
-     * the merge kernel and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more
-     * registers. */
+     * the merge kernel and of the next kernel fit beside them. But tiles of 16 rows over a cache of 8 bits need more
+     * registers, so there BLOCKS is traits::BLOCKS. */
     static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && traits::ROWS > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {
@@ -713,9 +717,9 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
         const int fit = te__decode_max_tiles(F::VALUES_IN_KEYS) * traits::ROWS / GROUP;
         return a->batch > TE__DECODE_MAX_SEQUENCES ? 0 : fit < a->cache.decode_rows ? fit : a->cache.decode_rows;
     }
-    /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if a cluster cannot
-     * process so many splits, if the cache has 8 bits, or if the cluster's memory would leave too few stages, as for
-     * latent vectors. */
+    /* Returns how many blocks form the cluster that processes a group of `splits` splits. Returns 0 if no cluster may
+     * process the group: if it has too many splits, if the cache has 8 bits, or for latent vectors, where the cluster's
+     * memory would leave too few stages. */
     static int blocks_of_group(int splits) {
         int blocks = 1;
         while (blocks < splits && blocks < traits::cluster::MAX_BLOCKS) blocks *= 2;

@@ -1,22 +1,24 @@
-/* attention_sm90_decode_latent.h -- the parts of decoding (attention_sm90_decode.h) that differ if the value of a token
- * is the first columns of its key (values_in_keys), as in multi-head latent attention in its absorbed form: keys of 576
- * columns, values of 512, one KV head for 16 to 128 query heads (DeepSeek-AI 2024).
+/* attention_sm90_decode_latent.h -- the parts of decoding (attention_sm90_decode.h) that differ with the option
+ * values_in_keys: the value of a token is the first columns of its key. Multi-head latent attention in its absorbed
+ * form (DeepSeek-AI 2024) has keys of 576 columns, values of 512, and one KV head for 16 to 128 query heads.
  *
- * A stage has TE__DECODE_LATENT_KEYS keys, which are copied once and read as keys and as values. A warp does not have
- * enough registers for 512 columns of O, so the work is not divided by keys as in attention_sm90_decode.h. A step
- * processes two stages, because its time is that of a chain of dependent operations:
+ * A stage has TE__DECODE_LATENT_KEYS keys, which are copied once and read as keys and as values. The eight consumer
+ * warps divide the columns of O among them, not the keys as in attention_sm90_decode.h, because a warp does not have
+ * enough registers for 512 columns of O. A step processes two stages:
  *
- *     S^T = K Q^T    each of eight warps multiplies 16 keys of each stage by the tile of queries, over a quarter of the
- *                    columns: 16 columns of each 64. It has these columns of Q in registers.
- *     softmax        each warp adds up the four parts of the scores of two rows of the tile (one row, if the tile has
- *                    eight), of which each lane has two keys, and has the maximum and the sum of these rows.
- *     O^T += V^T P^T each warp has an eighth of the columns of O, over all keys.
+ *     S^T = K Q^T     A warp multiplies 16 keys of each stage by the tile of queries, over a quarter of the columns (16
+ *                     of each 64). It holds these columns of Q in registers. Each score is the sum of the partial sums
+ *                     of four warps.
+ *     softmax         A warp has two rows of the tile (one row, if the tile has eight rows), and a lane has two keys.
+ *                     The warp adds up the partial sums, and updates the maximum and the sum of its rows.
+ *     O^T += V^T P^T  A warp computes an eighth of the columns of O, over all keys of the step.
  *
- * The parts of the scores, P, and the factors by which O is rescaled go through shared memory; there are two barriers
- * of the consumers for each step. As in the other kernels, the tile of queries is operand B of mma.sync.
+ * The warps exchange partial sums, P, and the factors by which O is rescaled through shared memory. A step has two
+ * barriers of the consumers. As in the other decoding kernels, the tile of queries is operand B of mma.sync.
  *
- * Floor: one read of the keys, 1152 bytes for each token. For 16 heads that is 30 flops for each byte, far below what
- * the tensor cores do in this time. A tile has at most 16 rows, so with more heads than that each tile reads all keys.
+ * Lower bound of the run time: one read of the keys, 1152 bytes for each token. For 16 heads these are 30 flops for
+ * each byte, far below the rate of the tensor cores. A tile has at most 16 rows, so with more heads each tile reads all
+ * keys. Measurements: docs/notes/attention_decode.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_LATENT_H
@@ -27,42 +29,44 @@
 #include "attention_sm90_decode_work.h"   /* te__decode_group, te__decode_stage_new */
 
 enum {
-    TE__DECODE_LATENT_KEYS = 32,  /* the number of keys of a stage: one for each lane; a step has two stages */
-    TE__DECODE_LATENT_PARTS = 4,  /* into how many parts the columns of a key are divided */
-    TE__DECODE_LATENT_P_ROW = 144, /* the bytes of a row of P in shared memory, with padding against bank conflicts */
+    TE__DECODE_LATENT_KEYS = 32,  /* the number of keys of a stage, which is also the number of lanes of a warp */
+    TE__DECODE_LATENT_PARTS = 4,  /* the number of parts into which the columns of a key are divided among warps */
+    TE__DECODE_LATENT_P_ROW = 144, /* the bytes of a row of P in shared memory, padded against bank conflicts */
     /* the largest head sizes of keys and values of these kernels */
     TE__DECODE_LATENT_MAX_DIM = 640,
     TE__DECODE_LATENT_MAX_VALUE = 512
 };
-/* Returns whether these kernels support keys of d elements with values of dv. */
+/* Returns whether these kernels support keys of d elements and values of dv elements. */
 TE_BOTH constexpr int te__decode_latent_fits(int d, int dv) {
     return d % 64 == 0 && dv % (16 * TE__DECODE_LATENT_WARPS) == 0 && d <= TE__DECODE_LATENT_MAX_DIM &&
            dv <= TE__DECODE_LATENT_MAX_VALUE;
 }
-/* The floats of the parts of the scores of a tile: [parts, keys of two stages, rows], each row padded by two floats. */
+/* Returns the number of floats of the partial sums of the scores: an array [parts, keys of two stages, rows of the
+ * tile], in which the rows are padded by two floats. */
 TE_BOTH constexpr int te__decode_latent_score_floats(int rows) {
     return TE__DECODE_LATENT_PARTS * 2 * TE__DECODE_LATENT_KEYS * (rows + 2);
 }
-/* The bytes of shared memory for the scores, P, and the factor of each row. */
+/* Returns the number of bytes of shared memory for the partial sums of the scores, for P, and for one factor for each
+ * row of the tile. */
 TE_BOTH constexpr int te__decode_latent_bytes(int rows) {
     return te__decode_latent_score_floats(rows) * 4 + rows * TE__DECODE_LATENT_P_ROW + rows * 4;
 }
 
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Those columns of a tile of queries that this warp multiplies, as B fragments of Q^T, for each of NT groups of 8 rows.
- * Fragment j has 16 of columns 64 j to 64 j + 63. Rows past the end of the tile are zeros. */
+/* The part of a tile of queries that this warp multiplies, as B fragments of Q^T. held[j][n] has rows 8 n to 8 n + 7 of
+ * the tile, and the quarter number part() of columns 64 j to 64 j + 63. Rows past the end of the tile are zeros. */
 template <int D, int NT>
 struct te__decode_latent_q {
     uint32_t held[D / 64][NT][2];
-    /* Returns which quarter of each 64 columns this warp multiplies. */
+    /* Returns which quarter of each 64 columns belongs to this warp. */
     static __device__ __forceinline__ int part(void) { return (int)threadIdx.x / 64; }
-    /* Called by all consumers when the queries are in shared memory, at address `from`. of_tile: the number of rows of
-     * the tile. */
+    /* Loads the fragments from the queries in shared memory, at address `from`. Called by all consumers. of_tile: the
+     * number of rows of the tile. */
     __device__ __forceinline__ void load(uint32_t from, int of_tile) {
         const int lane = (int)threadIdx.x % 32;
         TE_UNROLL for (int j = 0; j < D / 64; j += 2) TE_UNROLL for (int n = 0; n < NT; n++) {
-            uint32_t b[4]; /* fragments j and j + 1; the last j may be without a second one */
+            uint32_t b[4]; /* fragments held[j][n] and, if it exists, held[j + 1][n] */
             const int segment = j + 1 < D / 64 ? j + lane / 16 : j, row = n * 8 + lane % 8;
             te__attn_ldmatrix(b, from + (uint32_t)(row * D * 2 + segment * 128 + part() * 32 + lane / 8 % 2 * 16));
             const bool exists = n * 8 + lane / 4 < of_tile;
@@ -72,7 +76,7 @@ struct te__decode_latent_q {
     }
 };
 
-/* One split of a tile of queries: the part of this thread. */
+/* The state of this thread while it computes one split of a tile of queries. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 struct te__decode_latent {
     static constexpr int KEYS = TE__DECODE_LATENT_KEYS, WARPS = TE__DECODE_LATENT_WARPS, ROWS = NT * 8;
@@ -83,7 +87,8 @@ struct te__decode_latent {
     const te__decode_exchange &x;
     float *scores, *factors;       /* te__decode_latent_bytes */
     unsigned char *p;
-    /* of rows OF_WARP warp + i: the maximum, and the sum over the keys of this lane */
+    /* max[i], sum[i]: for row OF_WARP warp + i of the tile, the maximum of the scores, and the sum of the exponentials
+     * over the keys of this lane */
     float max[OF_WARP], sum[OF_WARP];
     float o[M][NT][4];             /* as in te__decode_result */
 
@@ -95,22 +100,23 @@ struct te__decode_latent {
         TE_UNROLL for (int m = 0; m < M; m++)
             TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++) o[m][n][e] = 0;
     }
-    /* Writes zeros to the rows from `count` on of a stage. They may hold NaN of earlier data, and P, which is 0 there,
-     * times NaN would be NaN. A barrier of the consumers must follow. */
+    /* Writes zeros to the rows of a stage from row `count` on. The rows may hold NaN of earlier data. P is 0 for these
+     * keys, but 0 times NaN would be NaN. The caller must call a barrier of the consumers afterwards. */
     __device__ __forceinline__ void clear_rows(uint32_t stage, int count) const {
         for (int j = (int)threadIdx.x; j < (KEYS - count) * (D / 8); j += WARPS * 32)
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(stage + (uint32_t)(count * D * 2 + j * 16)),
                          "r"(0)
                          : "memory");
     }
-    /* Stores this warp's part of the scores of 16 keys of each of two stages. */
+    /* Computes this warp's partial sums of the scores, for 16 keys of each of two stages, and stores them. */
     __device__ __forceinline__ void store_scores(const uint32_t (&stage)[2]) const {
         const int lane = (int)threadIdx.x % 32, tile = (int)threadIdx.x / 32 % 2, g = lane / 4, t = lane % 4;
         uint32_t from[2];
         float s[2][NT][4] = {};
         TE_UNROLL for (int j = 0; j < 2; j++)
             from[j] = te__decode_row_at<D>(stage[j], tile * 16 + lane % 16, q.part() * 2 + lane / 16);
-        TE_UNROLL for (int k = 0; k < D / 64; k += 2) { /* the loads of four fragments are in flight together */
+        /* This order of loads and mma lets the loads of four fragments be in flight at the same time. */
+        TE_UNROLL for (int k = 0; k < D / 64; k += 2) {
             uint32_t keys[2][2][4];
             TE_UNROLL for (int i = 0; i < 2; i++) TE_UNROLL for (int j = 0; j < 2; j++)
                 if (k + i < D / 64) te__attn_ldmatrix(keys[i][j], from[j] + (uint32_t)((k + i) * 128));
@@ -125,7 +131,8 @@ struct te__decode_latent {
                 *(float2 *)(to + (j * KEYS + half * 8) * SCORE_ROW + n * 8) =
                     make_float2(s[j][n][2 * half], s[j][n][2 * half + 1]);
     }
-    /* One step of the online softmax: stores P and the factors of this warp's rows. key: the first key of the step. */
+    /* One step of the online softmax, for this warp's rows: stores P, and the factors by which O is rescaled. key: the
+     * first key of the step; stop: one more than the split's last key. */
     __device__ __forceinline__ void store_p(int key, int stop) {
         const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * OF_WARP;
         const int needs_mask = te__attn_needs_mask(w.seen, key, 2 * KEYS) || key + 2 * KEYS > stop;
@@ -156,7 +163,8 @@ struct te__decode_latent {
             if (lane == 0) factors[first + i] = rescale[i];
         }
     }
-    /* Rescales O by the factors, and computes O^T += V^T P^T for this warp's columns of V. */
+    /* Rescales this warp's columns of O by the factors that store_p has stored, and computes O^T += V^T P^T for these
+     * columns. */
     __device__ __forceinline__ void add_pv(const uint32_t (&stage)[2]) {
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, t = lane % 4;
         uint32_t of_p[2][NT][4];
@@ -185,8 +193,9 @@ struct te__decode_latent {
                 te__mma_sync(o[m][n], values[m], of_p[k / 2][n][k % 2 * 2], of_p[k / 2][n][k % 2 * 2 + 1], T);
         }
     }
-    /* Adds the keys of a step, of which key `key` is the first: `count` stages, one or two; if there is one, stage[1]
-     * is the same stage, whose keys are masked the second time. stop: one more than the split's last key. */
+    /* Processes one step: the keys of `count` stages, one or two, of which `key` is the first. If count is 1, stage[1]
+     * must be equal to stage[0]; its keys are then processed a second time, but masked, because their numbers are past
+     * `stop`. stop: one more than the split's last key. */
     __device__ __forceinline__ void multiply(const uint32_t (&stage)[2], int count, int key, int stop) {
         const int past = w.keys - w.mask.queries;
         for (int j = 0; j < count; j++) {
@@ -201,7 +210,8 @@ struct te__decode_latent {
         te__decode_consumers_sync<WARPS>();
         add_pv(stage);
     }
-    /* Sets *split to the result of the split, of which this warp has M fragments of O^T. */
+    /* Sets *split to this warp's part of the result of the split: M fragments of O^T, and the maximum and the sum of
+     * each row. */
     __device__ __forceinline__ void finish(te__decode_result<M, NT> &split) const {
         const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * OF_WARP, t = lane % 4;
         TE_UNROLL for (int i = 0; i < OF_WARP; i++) {
@@ -216,7 +226,8 @@ struct te__decode_latent {
             TE_UNROLL for (int m = 0; m < M; m++)
                 TE_UNROLL for (int e = 0; e < 4; e++) split.o[m][n][e] = o[m][n][e];
         }
-        te__decode_consumers_sync<WARPS>(); /* before the next split's maxima and sums are stored */
+        /* The next split overwrites the maxima and sums, so wait until all warps have read them. */
+        te__decode_consumers_sync<WARPS>();
     }
 };
 #endif

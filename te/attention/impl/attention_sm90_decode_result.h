@@ -4,8 +4,8 @@
  * explicit rounding, so that a row has bitwise identical results whichever kernel merges its splits.
  *
  * The result of a split (or of several merged splits) is O^T of a tile of queries, not yet divided by the sums of the
- * softmax, and the maximum and the sum of the softmax of each row. A result is distributed over the lanes of one or
- * four warps like the accumulators of mma.sync (te__decode_result).
+ * softmax, and the maximum and the sum of the softmax of each row. A result is distributed over the lanes of one warp
+ * or of all consumer warps like the accumulators of mma.sync (te__decode_result).
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_RESULT_H
@@ -87,8 +87,10 @@ struct te__decode_factors {
 };
 /* The shared memory through which the consumer warps exchange their results. */
 struct te__decode_exchange {
-    float *max, *sum; /* the maximum and the sum of each row, from each warp, [warps, rows] */
-    float4 *o;        /* O^T of eight rows, from each warp, [warps, V / 16, lanes] */
+    float *max, *sum; /* the maximum and the sum of each row: from each warp, [warps, rows] or, for latent vectors, over
+                       * all warps, [rows] */
+    float4 *o;        /* O^T of eight rows, from each warp, [warps, V / 16, lanes]; for latent vectors the arrays of
+                       * te__decode_latent */
 };
 /* Adds up the results of the four warps for one split. Returns the maximum and the sum of each row, and M fragments of
  * O^T (16 columns each), beginning with fragment number M * warp: each warp has a quarter of the columns. */
@@ -142,7 +144,7 @@ TE_FN void te__decode_merge(te__decode_result<M, NT> &group, const te__decode_re
     }
 }
 /* Shared memory, [numbers, threads], that holds each thread's part of the merged result of those splits of a tile that
- * have been processed so far. The threads have not enough registers to hold it. */
+ * have been processed so far. The threads do not have enough registers for this part. */
 template <int M, int NT, int WARPS>
 struct te__decode_held {
     enum { THREADS = WARPS * 32 };

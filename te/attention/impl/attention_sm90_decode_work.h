@@ -4,9 +4,10 @@
  * The queries of all query heads that share one KV head form tiles of 8 or 16 rows; each row is one query of one of
  * these heads. A group is such a tile together with the keys that it sees. These keys are divided into splits
  * (te__cache_split_shift). The items of the work list are the splits of all groups, ordered by sequence, then KV head,
- * then tile. Each block processes a contiguous range of the list; all ranges have about the same number of stages (a
- * stage is 64 keys, which are copied together). Only the device knows the lengths of the sequences, so each block
- * computes its range itself.
+ * then tile. Each block processes a contiguous range of the list; all ranges have about the same number of stages of 64
+ * keys. (The kernels for caches of 8 bits and for latent vectors copy 128 or 32 keys at a time, but the list counts
+ * stages of 64 keys for them, too.) Only the device knows the lengths of the sequences, so each block computes its
+ * range itself.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_DECODE_WORK_H
@@ -18,20 +19,21 @@
 
 enum {
     TE__DECODE_KEYS_SHIFT = 6,
-    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* the number of keys of a stage */
+    TE__DECODE_KEYS = 1 << TE__DECODE_KEYS_SHIFT, /* the number of keys of a stage in the work list */
     /* the largest number of sequences in a batch; it is limited because each block holds their lengths in shared
      * memory */
     TE__DECODE_MAX_SEQUENCES = 512,
     /* the size in bytes of the shared memory for the arrays of a te__decode_batch */
     TE__DECODE_BATCH_BYTES = (5 * (TE__DECODE_MAX_SEQUENCES + 1) + 32) * 4,
-    /* the number of consumer warps of a block, and the same if values are parts of keys */
+    /* TE__DECODE_WARPS: the number of consumer warps of a block; TE__DECODE_LATENT_WARPS: this number with the option
+     * values_in_keys */
     TE__DECODE_WARPS = 4,
     TE__DECODE_LATENT_WARPS = 8
 };
 template <class F> TE_BOTH constexpr int te__decode_warps(void) {
     return F::VALUES_IN_KEYS ? (int)TE__DECODE_LATENT_WARPS : (int)TE__DECODE_WARPS;
 }
-/* The barrier of a block's consumers. */
+/* Waits until all consumer warps of the block have called this function. */
 template <int WARPS = TE__DECODE_WARPS> TE_FN void te__decode_consumers_sync(void) {
     asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
 }
@@ -83,7 +85,7 @@ struct te__decode_batch {
      * kernel processes of a sequence with more new rows: `longest`, or 0 if another kernel processes such a sequence
      * (te_attention_cache.short_rows). */
     int longest, beyond;
-    int values_in_keys; /* the option of this name, on which the size of the splits depends */
+    int values_in_keys; /* whether the attention has the option of this name, which changes the size of the splits */
     __device__ __forceinline__ int rows(int i) const {
         const int n = first_row[i + 1] - first_row[i];
         return n <= longest ? n : beyond;
@@ -248,14 +250,14 @@ TE_FN void te__decode_next(te__decode_group &g, const te__decode_batch &n) {
 /* ---- a stage in shared memory ------------------------------------------------------------------------------------ */
 
 /* Returns the address of 16-byte chunk `chunk` (0 to 7) of row `row` of a matrix [rows, D] of 16-bit elements in shared
- * memory. The matrix is swizzled as in the cache (te_attention_cache). */
+ * memory. The matrix is swizzled in the same way as rows of the cache (te_attention_cache). */
 template <int D>
 TE_FN uint32_t te__decode_row_at(uint32_t matrix, int row, int chunk) {
     return matrix + (uint32_t)(row * D * 2 + (chunk ^ row % 8) * 16);
 }
-/* Returns the address of chunk k + c of a row (chunks of 16 bytes), given the address row_at of the row's chunk k. No
- * bit may be set in both k and c, so that an exclusive or adds c to the swizzled k. Rows must be multiples of 128 bytes
- * long. */
+/* Returns the address of chunk k + c of a row. A chunk has 16 bytes, and row_at is the address of chunk k of the same
+ * row. No bit may be set in both k and c, so that an exclusive or adds c to the swizzled k. The length of a row must be
+ * a multiple of 128 bytes. */
 TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
     return (row_at ^ (uint32_t)(c % 8 * 16)) + (uint32_t)(c / 8 * 128);
 }
@@ -263,7 +265,7 @@ TE_FN uint32_t te__decode_chunk(uint32_t row_at, int c) {
 /* ---- new rows ---------------------------------------------------------------------------------------------------- */
 
 /* Returns the address in qkv of elements 8 chunk to 8 chunk + 7 of the key (value 0) or of the value (value 1) of new
- * row `row`: the keys and values of new rows are not in the cache yet. */
+ * row `row`. The keys and values of new rows are read from qkv, because they are not in the cache yet. */
 template <int HEADS, int KV_HEADS, int D, class F>
 TE_FN const uint4 *te__decode_new(const te_attention_args *a, const te__decode_group &w, int value, int row,
                                   int chunk) {

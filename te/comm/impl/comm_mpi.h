@@ -221,15 +221,17 @@ TE_API te_status te__mpi_open(te_group *g, MPI_Comm comm, int is_owned, te_conte
     TE_TRY(te__mpi_status(g, MPI_Comm_rank(comm, &g->rank), "MPI_Comm_rank", ctx));
     return te__mpi_status(g, MPI_Comm_size(comm, &g->size), "MPI_Comm_size", ctx);
 }
-/* The thread that initialises MPI and finalizes it. MPI_Init has no time limit; te_comm_create, which waits for this
- * thread, has one. MPI_Finalize must be called by the thread that has called MPI_Init. */
+/* The thread that calls MPI_Init_thread and, in the end, MPI_Finalize; MPI requires that the same thread calls both.
+ * MPI_Init_thread waits for all ranks without a time limit. It runs in a thread of its own, so that te_comm_create can
+ * stop waiting after config.timeout seconds. */
 typedef struct te__mpi_thread {
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t wakes;
-    int started;      /* 1: MPI_Init_thread has returned */
-    int ends;         /* under the mutex; 1: the thread shall finalize MPI */
-    int error, level; /* results of MPI_Init_thread. level: which threads may call MPI, such as MPI_THREAD_SERIALIZED */
+    int started;      /* 1 if MPI_Init_thread has returned */
+    int ends;         /* 1: the thread is to call MPI_Finalize and end; the mutex protects this member */
+    int error, level; /* error: what MPI_Init_thread returned; level: which threads may call MPI, such as
+                       * MPI_THREAD_SERIALIZED */
 } te__mpi_thread;
 TE_API void *te__mpi_thread_run(void *p) {
     te__mpi_thread *t = (te__mpi_thread *)p;
@@ -241,10 +243,12 @@ TE_API void *te__mpi_thread_run(void *p) {
     (void)MPI_Finalize();
     return 0;
 }
-/* Initialises MPI, and waits at most comm->timeout seconds until all ranks do. After an error the thread may wait in
- * MPI_Init for ever, so it keeps its memory. */
+/* Initialises MPI by a new thread, and waits at most comm->timeout seconds until all ranks have initialised it. After
+ * an error because of this limit, the thread goes on waiting in MPI_Init_thread, perhaps for ever, so its
+ * te__mpi_thread is not freed. */
 TE_API te_status te__mpi_init(te_comm *comm, te_context *ctx) {
-    static int gave_up; /* 1: an earlier call's thread still waits in MPI_Init */
+    static int gave_up; /* 1 if an earlier call ended because of the limit; its thread may still be in
+                         * MPI_Init_thread */
     const double since = te__seconds();
     TE_REQUIRE(!gave_up, ctx, TE_ERROR_STATE, "te_comm_create: an earlier call has failed; a process has one try");
     te__mpi_thread *t = (te__mpi_thread *)calloc(1, sizeof *t);

@@ -1,14 +1,14 @@
-/* gemm_grouped.h -- the products of a mixture of experts: one GEMM for each group of rows, all of them in one launch.
+/* gemm_grouped.h -- the grouped GEMMs of a mixture of experts: one GEMM for each group of rows, all in one launch.
  *
  * Group e has a weight of its own and the rows offset[e] to offset[e + 1] - 1 of x, of which only the first max_rows
- * are computed. There are three kinds of products:
+ * are computed. There are three kinds of GEMMs:
  *     TE_GROUPED_FORWARD    y[rows, out] = x[rows, in] weight[e]^T, weight [groups, out, in]
  *     TE_GROUPED_DGRAD      dx[rows, in] = dy[rows, out] weight[e]
  *     TE_GROUPED_WGRAD      dweight[e] = dy^T x over the rows of the group, in f32
- * If in_fp8 is 1, the operands of forward and dgrad are in FP8, with one scale for each 1 x 128 elements of x or dy and
- * one for each 128 x 128 elements of the weight; wgrad always reads operands in g.dtype. `out` is then a multiple of
- * 128, so that each block of 128 x 128 weights belongs to one group, and `in` is a multiple of 16. On CUDA the kernel
- * in gemm_sm90_blockwise.h computes these GEMMs.
+ * If in_fp8 is 1, the operands of forward and dgrad are in FP8. They have one scale for each 1 x 128 elements of x or
+ * dy and one for each 128 x 128 elements of the weight. The operands of wgrad are always in g.dtype. `out` is then a
+ * multiple of 128, so that each block of 128 x 128 weights belongs to one group, and `in` is a multiple of 16. On CUDA
+ * the kernel in gemm_sm90_blockwise.h computes these GEMMs.
  *
  * The offsets lie in the memory of the target (the GPU or the host). On CUDA the host does not read them: it launches a
  * block for each tile that can exist, and each block finds its group from the offsets (te__grouped_find).
@@ -84,7 +84,7 @@ TE_FN void te__grouped_fragment(uint32_t w[4], uint32_t tile, int line, int k, c
     const int vector = transposed ? line / 8 + lower : k / 8 + deeper;
     te__ldmatrix_x4(w, te__grouped_address(tile, row, vector, VECTORS), transposed);
 }
-/* The functions of the kernel for products of kind KIND in dtype T, with tiles of M x N. */
+/* The functions of the kernel for GEMMs of kind KIND in dtype T, with tiles of M x N. */
 template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD,
@@ -314,7 +314,7 @@ TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
 }
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* The functions of the kernel for products of kind KIND in dtype T. */
+/* The functions of the kernel for GEMMs of kind KIND in dtype T. */
 template <te_dtype T, int KIND> struct te_grouped_wgmma {
     enum {
         WGRAD = KIND == TE_GROUPED_WGRAD, M = TE_GROUPED_SM90_M, N = TE_GROUPED_SM90_N, K = TE_GROUPED_DEPTH,
@@ -550,7 +550,7 @@ TE_API te_status te__grouped_rows_map(CUtensorMap *map, te__tensor_map_encode_fn
     const te__tensor_shape shape = {2, {(cuuint64_t)width, 0}, {(cuuint64_t)width * 2}, {64, 64}};
     return te__tensor_map_ragged(map, encode, data, &shape, dtype, ctx);
 }
-/* Launches the wgmma kernel above if it can run on this device and supports this product. Sets *is_done to 1 if the
+/* Launches the wgmma kernel above if it can run on this device and supports these GEMMs. Sets *is_done to 1 if the
  * kernel was launched, else to 0. */
 template <te_dtype T, te_grouped_kind KIND>
 TE_API te_status te__grouped_sm90_launch(int *is_done, const te_grouped *g, te_context *ctx) {
@@ -634,7 +634,7 @@ TE_API te_status te__grouped_run(const te_grouped *g, te_context *ctx) {
 #endif
     return te__grouped_launch<T, KIND, 128, 128>(g, ctx);
 }
-/* As te__grouped_run, for FP8 operands, to a D of 16 bits. */
+/* Runs the GEMMs of all groups, like te__grouped_run, for operands in FP8 and a D in bf16 or f16. */
 TE_IF_USED TE_API te_status te__grouped_fp8_run(const te_grouped *g, te_context *ctx) {
 #ifdef TE_KEEP_CALLS
     const int has_kernel = 0;
@@ -648,7 +648,7 @@ TE_IF_USED TE_API te_status te__grouped_fp8_run(const te_grouped *g, te_context 
 }
 #else
 enum { TE_GROUPED_MAX_PARTS = 16 }; /* the largest number of parts of one group's quantized weight */
-/* Returns the number of floats that g->scratch needs for operands in FP8 (te__grouped_fp8_operands). */
+/* Returns the number of floats of g->scratch that te__grouped_fp8_operands needs. */
 TE_API size_t te__grouped_fp8_scratch(const te_grouped *g) {
     const int64_t depth = g->kind == TE_GROUPED_FORWARD ? g->in : g->out;
     const int64_t of_a = te_round_up(te_scaling_count(TE_SCALING_BLOCKWISE_1D, g->max_rows, depth), 4);
@@ -661,9 +661,9 @@ TE_API size_t te__grouped_scratch(const te_grouped *g) {
     const te_gemm p = te__grouped_gemm(g, 0, 0, g->max_rows);
     return te__gemm_scratch(&p);
 }
-/* Sets the operands of *p, the GEMM of group e in FP8, which has the `rows` rows from row `first` on. The GEMM expects
- * the scales of these rows, and in dgrad the transposed weight of the group, as separate matrices; they are copied to
- * g->scratch. */
+/* Sets the operands of *p, the GEMM of group e in FP8, whose rows are `first` to first + rows - 1. The GEMM expects the
+ * scales of these rows as a separate matrix and, in dgrad, also the transposed weight of the group. These matrices are
+ * copied to g->scratch. */
 TE_API void te__grouped_fp8_operands(te_gemm *p, const te_grouped *g, int e, int64_t first, int64_t rows) {
     const int64_t pitch = te__grouped_scale_pitch(g->rows, g->groups), weights = (int64_t)g->groups * g->out;
     const int64_t block = (int64_t)e * g->out / TE_FP8_BLOCK;
@@ -708,8 +708,9 @@ TE_API te_status te__grouped_weight(te_quantized_weight *of_group, te_weight_par
     }
     return TE_OK;
 }
-/* Runs the GEMMs of all groups, one after the other. product: the function that runs one GEMM: in the list's dtype, in
- * FP8 with blockwise scales, or, if the weight is quantized, with a quantized weight. */
+/* Runs the GEMMs of all groups, one after the other. product: the function that runs one GEMM. It depends on the
+ * operands, which are in the list's dtype, in FP8 with blockwise scales, or in the list's dtype with a quantized
+ * weight. */
 TE_API te_status te__grouped_run(const te_grouped *g, te_status (*product)(const te_gemm *, te_context *),
                                  te_context *ctx) {
     for (int e = 0; e < g->groups; e++) {

@@ -1,7 +1,7 @@
-/* gemm_sm90_blockwise.h -- FP8 GEMM with blockwise scaling for Hopper (compute capability 9.0): scales of 1 x 128 and
- * 128 x 128, as in the recipe fp8_block: one GEMM, or the grouped GEMMs of experts (gemm_grouped.h). The tensor cores
- * add in less than f32's precision. So after every step, which is 128 elements of k, the tensor cores' sums are scaled
- * and added to sums in f32, as in DeepGEMM's kernels.
+/* gemm_sm90_blockwise.h -- FP8 GEMMs with blockwise scaling for Hopper (compute capability 9.0), with scales of 1 x 128
+ * and 128 x 128 elements, as in the recipe fp8_block. A launch computes one GEMM, or the grouped GEMMs of experts
+ * (gemm_grouped.h). The tensor cores add in less than f32's precision. So after every step, which is 128 elements of k,
+ * the tensor cores' sums are scaled and added to sums in f32, as in DeepGEMM's kernels.
  *
  *   forward, data gradient   A has a scale for each row and each 128 elements of k, B one for each block of 128 x 128
  *   weight gradient (wgrad)  A and B both have a scale for each row and each 128 elements of k; D is f32
@@ -20,7 +20,7 @@
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
  *
- * With ctx->gemm_tune on, the first run of a product times this kernel and cuBLASLt, and the faster one is chosen;
+ * With ctx->gemm_tune on, the first run of a single GEMM times this kernel and cuBLASLt, and the faster one is chosen;
  * te_gemm_save saves this choice. Without a timing, a built-in rule (te__persistent_pays) decides.
  */
 /* target: cuda */
@@ -68,14 +68,15 @@ typedef struct te__sm90_blockwise_params {
     void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
     const void *bias; /* [n], the bias; null if there is none, and always null for a wgrad (weight gradient) */
-    te_grouped groups; /* grouped products only: their groups; gemm.n and gemm.k are then those of one product */
+    te_grouped groups; /* only for grouped GEMMs, which it describes; gemm.n and gemm.k are then the sizes of the GEMM
+                        * of one group */
 } te__sm90_blockwise_params;
 
-/* What the kernel computes; the kinds differ in the scales of B, in the output, or in how the tiles are found. */
+/* What a launch computes. The kinds differ in the scales of B, in the output, or in how a block finds its tiles. */
 typedef enum te__sm90_blockwise_kind {
-    TE_BLOCKWISE_ONE,    /* one product that is not a wgrad */
-    TE_BLOCKWISE_WGRAD,  /* one product that is a wgrad */
-    TE_BLOCKWISE_GROUPED /* grouped products, forward or dgrad */
+    TE_BLOCKWISE_ONE,    /* one GEMM that is not a wgrad */
+    TE_BLOCKWISE_WGRAD,  /* one GEMM that is a wgrad */
+    TE_BLOCKWISE_GROUPED /* the grouped GEMMs of forward or of dgrad */
 } te__sm90_blockwise_kind;
 
 typedef struct te__sm90_blockwise_barriers {
@@ -86,13 +87,16 @@ typedef struct te__sm90_blockwise_barriers {
 
 /* ---- the tiles --------------------------------------------------------------------------------------------------- */
 
-/* A tile of D. number: which one of the cluster tiles; x, y: its first element. The other members are those of grouped
- * products. end: one past the last row of the tile's group, or of the cluster tile if that is less. scale_row: where
- * the scale of row y lies. b_row, b_step: the first row and the first step of the weight of the group, among those of
- * all groups: in forward the groups' weights lie one below the other, in dgrad (b is transposed) side by side. */
+/* A tile of D that a block computes. number: the index of the cluster tile, which both blocks of a cluster share; x, y:
+ * the first column and the first row of the block's tile. The other members are only for grouped GEMMs. end: one past
+ * the last row of the tile's group or of the cluster tile, whichever is less. scale_row: the index of the scale of row
+ * y (te__grouped_scale_at). b_row, b_step: the first row and the first step (128 elements of k) of the weight of the
+ * tile's group within B. In forward the weights of the groups lie one below the other in B. In dgrad the transposed
+ * weights lie side by side. */
 typedef struct te__sm90_blockwise_tile { int number, x, y, end, scale_row, b_row, b_step; } te__sm90_blockwise_tile;
 
-/* Sets the members of *t, for t->number; returns 0 if there is no tile of this number (te__grouped_find). */
+/* Sets the members of *t to the tile with the index t->number. Returns 0 if no group has such a tile
+ * (te__grouped_find). */
 TE_FN int te__sm90_blockwise_locate(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
     if (kind != TE_BLOCKWISE_GROUPED) {
         te__sm90_gemm_work w;
@@ -108,13 +112,14 @@ TE_FN int te__sm90_blockwise_locate(te__sm90_blockwise_tile *t, const te__sm90_b
     t->b_row = is_forward ? at.e * g->out : 0, t->b_step = is_forward ? 0 : at.e * (g->out / TE_FP8_BLOCK);
     return at.first < at.end;
 }
-/* The number of steps of a tile. Grouped products have TE_SM90_BLOCKWISE_UNROLL at least; behind the end of k the
- * operands are zeros. */
+/* Returns the number of steps of a tile. A tile of grouped GEMMs has at least TE_SM90_BLOCKWISE_UNROLL steps, as many
+ * as an iteration of the mainloop; in steps past the end of k the operands are zeros. */
 TE_FN int te__sm90_blockwise_step_count(const te__sm90_blockwise_params *p, const int kind) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
     return kind == TE_BLOCKWISE_GROUPED && steps < TE_SM90_BLOCKWISE_UNROLL ? (int)TE_SM90_BLOCKWISE_UNROLL : steps;
 }
-/* Sets *t to the first tile of this cluster from t->number on that exists; returns 0 if there is none. */
+/* Sets *t to the next tile of this cluster that exists (te__sm90_blockwise_locate), beginning with the index t->number.
+ * Returns 0 if there is none. */
 TE_FN int te__sm90_blockwise_seek(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
     while (t->number < p->gemm.tiles && !te__sm90_blockwise_locate(t, p, kind))
         t->number += (int)gridDim.x / TE_CLUSTER;
@@ -160,7 +165,7 @@ typedef struct te__sm90_blockwise_accumulator {
 TE_FN void te__sm90_blockwise_pin(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]) {
     TE_UNROLL for (int i = 0; i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-/* Start the batch of wgmma that multiplies a subtile: 64 x 64 elements of D, over 128 elements of k. */
+/* Starts the batch of wgmma that multiplies a subtile: 64 x 64 elements of D, over 128 elements of k. */
 TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2], const te__sm90_blockwise_consumer *g,
                                           const int subtile, const int wgrad) {
     const uint32_t stage = g->at.stage * (TE_SM90_BLOCKWISE_STAGE_BYTES >> 4);
@@ -175,8 +180,8 @@ TE_FN void te__sm90_blockwise_start_wgmma(float d[TE_SM90_BLOCKWISE_SUBTILE / 2]
                           TE_SM90_BLOCKWISE_SUBTILE);
     te__wgmma_commit();
 }
-/* For a GEMM that is not a wgrad (weight gradient): load the scales of a step, and multiply each scale of this lane's
- * two rows by each scale of the tile's two blocks of 128 columns. */
+/* For a GEMM that is not a wgrad (weight gradient): loads the scales of a step, and multiplies each scale of this
+ * lane's two rows by each scale of the tile's two blocks of 128 columns. */
 TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *s,
                                                 const te__sm90_blockwise_consumer *g, int step) {
     const uint32_t stage = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES;
@@ -187,7 +192,7 @@ TE_FN void te__sm90_blockwise_load_block_scales(te__sm90_blockwise_accumulator *
     TE_UNROLL for (int i = 0; i < 2; i++)
         TE_UNROLL for (int h = 0; h < 2; h++) s->scale[i][h] = row[h] * block[i];
 }
-/* For a wgrad (weight gradient): load the scales of this lane's 16 columns for a step. */
+/* For a wgrad (weight gradient): loads the scales of this lane's 16 columns for a step. */
 TE_FN void te__sm90_blockwise_load_column_scales(te__sm90_blockwise_accumulator *s,
                                                  const te__sm90_blockwise_consumer *g) {
     const uint32_t at = g->ring + g->at.stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->m_scale;
@@ -200,16 +205,16 @@ TE_FN void te__sm90_blockwise_load_scales(te__sm90_blockwise_accumulator *s, con
     if (wgrad) te__sm90_blockwise_load_column_scales(s, g);
     else te__sm90_blockwise_load_block_scales(s, g, step);
 }
-/* For a wgrad (weight gradient): load the scales of this lane's two rows of a subtile. */
+/* For a wgrad (weight gradient): loads the scales of this lane's two rows of a subtile. */
 TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s, const te__sm90_blockwise_consumer *g,
                                               int stage, const int subtile) {
     const uint32_t at =
         g->ring + stage * TE_SM90_BLOCKWISE_STAGE_BYTES + g->n_scale + subtile * TE_SM90_BLOCKWISE_SUBTILE * 4;
     TE_UNROLL for (int h = 0; h < 2; h++) s->row_scale[h] = te__lds_float(at + 32 * h);
 }
-/* Promote a subtile: multiply the tensor cores' sums over 128 elements of k by their scales, and add them to the sums
- * in f32. A lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the 16 x
- * 64 elements of its warp. */
+/* Promotes a subtile: multiplies the tensor cores' sums over 128 elements of k by their scales, and adds them to the
+ * sums in f32. A lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the
+ * 16 x 64 elements of its warp. */
 TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const int subtile, const int wgrad) {
     float *d = s->partial[subtile % 2], *sum = s->sum[subtile];
     te__sm90_blockwise_pin(d);
@@ -220,7 +225,7 @@ TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const i
         else sum[i] = fmaf(d[i], s->scale[block][h], sum[i]);
     }
 }
-/* Signal to the producers of both blocks of the cluster that this warp has read the stage, which may then be filled
+/* Signals to the producers of both blocks of the cluster that this warp has read the stage, which may then be filled
  * again. */
 TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g, int stage) {
     __syncwarp();
@@ -230,7 +235,7 @@ TE_FN void te__sm90_blockwise_release_stage(const te__sm90_blockwise_consumer *g
 
 /* ---- the epilogue: store a tile from registers ------------------------------------------------------------------- */
 
-/* Load the bias of the tile's columns, at the start of the tile, so that the load overlaps with the mainloop. */
+/* Loads the bias of the tile's columns, at the start of the tile, so that the load overlaps with the mainloop. */
 TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te__sm90_blockwise_params *p) {
     const int lane = (int)threadIdx.x % 32;
     TE_UNROLL for (int j = 0; j < 4; j++) {
@@ -245,7 +250,7 @@ TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, 
     const uint32_t w = __shfl_sync(~0u, g->bias[t / 8], t % 8 * 4 + (int)threadIdx.x % 4);
     return te_floats_of_pair(w, dtype);
 }
-/* Store a tile with 16-bit elements. Two neighbouring lanes first exchange pairs of columns, so that each has four
+/* Stores a tile with 16-bit elements. Two neighbouring lanes first exchange pairs of columns, so that each has four
  * adjacent columns; then four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                             const te__sm90_blockwise_consumer *g, const int kind) {
@@ -270,7 +275,7 @@ TE_FN void te__sm90_blockwise_store_sixteen(const te__sm90_blockwise_params *p, 
         }
     }
 }
-/* Store a tile of a wgrad (weight gradient), in f32. Four lanes store 32 adjacent bytes of a row. */
+/* Stores a tile of a wgrad (weight gradient), in f32. Four lanes store 32 adjacent bytes of a row. */
 TE_FN void te__sm90_blockwise_store_wgrad(const te__sm90_blockwise_params *p, const te__sm90_blockwise_accumulator *s,
                                           int x, int y) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4, warpgroup = (int)threadIdx.x / 128 - 1;
@@ -292,9 +297,9 @@ TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, con
     if (kind == TE_BLOCKWISE_WGRAD) te__sm90_blockwise_store_wgrad(p, s, g->x, g->y);
     else te__sm90_blockwise_store_sixteen(p, s, g, kind);
 }
-/* Store the sums of the previous tile, if there is one, to D; then begin the tile t: load its bias and set the sums to
- * 0. Only the tile of grouped products is located yet. That of one product is located here, while the tensor cores are
- * busy. */
+/* Stores the sums of the previous tile, if there is one, to D. Then begins the tile t: loads its bias and sets the sums
+ * to 0. For grouped GEMMs the caller has set all members of t. Otherwise the caller has set only t.number, and this
+ * function sets the other members while the tensor cores are busy. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                         te__sm90_blockwise_consumer *g, te__sm90_blockwise_tile t, const int kind) {
     if (kind != TE_BLOCKWISE_GROUPED) (void)te__sm90_blockwise_locate(&t, p, kind);
@@ -316,9 +321,10 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute
- * for the other warpgroup only. next: not null for the first steps of this tile: in these the previous tile is stored
- * from its registers while the tensor cores compute the first two subtiles. (A wgrad has too few registers for this;
- * there the previous tile is stored before the first step of the next one.) */
+ * for the other warpgroup only. next: null, except for the first steps of a tile, where it is this tile. In the first
+ * steps the sums of the previous tile are stored from registers while the tensor cores compute the first two subtiles.
+ * (A wgrad has too few registers for this, so next is null, and the previous tile is stored before the first step of
+ * the next tile.) */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, const te__sm90_blockwise_tile *next, int step,
                                     const int count, const int kind) {
@@ -381,7 +387,8 @@ TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32
     for (; t.number < p->gemm.tiles; t.number += (int)gridDim.x / TE_CLUSTER) {
         if (kind == TE_BLOCKWISE_GROUPED && !te__sm90_blockwise_seek(&t, p, kind)) break;
         const int b_step = kind == TE_BLOCKWISE_GROUPED ? t.b_step : 0;
-        /* Without this the compiler moves the accumulators from tile to tile, between wgmma. */
+        /* Without these zeros the compiler carries the values of the accumulators from tile to tile, by moves between
+         * wgmma. */
         TE_UNROLL for (int i = 0; kind == TE_BLOCKWISE_GROUPED && i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++)
             s.partial[0][i] = s.partial[1][i] = 0;
         int step = wgrad ? 0 : TE_SM90_BLOCKWISE_UNROLL;
@@ -413,7 +420,8 @@ TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, con
     /* the half of the N operand that this block loads */
     const int half = (int)blockIdx.x % TE_CLUSTER * (TE_TILE_N / TE_CLUSTER);
     const int b_row = t->x + (grouped ? t->b_row : 0), b_step = step + (grouped ? t->b_step : 0);
-    /* Behind the end of k, B's columns would be those of the next group; TMA fills places behind the tensor with 0. */
+    /* In dgrad, the columns of B past the end of k belong to the next group. They are replaced by column 2^30, because
+     * TMA writes zeros for columns outside the tensor. */
     const int b_col = grouped && step * TE_TILE_K >= h->k ? 1 << 30 : b_step * TE_TILE_K;
     te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
     te__tma_load(stage, &h->a_map, step * TE_TILE_K, t->y, bar, 0);
@@ -421,13 +429,13 @@ TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, con
                  (1 << TE_CLUSTER) - 1);
     te__tma_load(stage + TE_SM90_BLOCKWISE_M_SCALES, &p->m_scales_map, grouped ? t->scale_row : t->y, step, bar, 0);
     if (wgrad) te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, t->x, step, bar, 0);
-    /* A TMA box must begin at a multiple of 16 bytes, so every step loads the scales of four steps, from b_step & ~3
-     * on, and uses one of them. */
+    /* A TMA box must begin at a multiple of 16 bytes. So every step loads the scales of four steps, the first of which
+     * is b_step & ~3, and uses one of them. */
     else te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, b_step & ~3, b_row / 128, bar, 0);
 }
 /* What the producer runs: it fills the stages with both operands and their scales by TMA, for all tiles of the block.
- * One thread runs it or, for grouped products, a warp, which searches the tiles together (te__grouped_find), and of
- * which the thread with `loads` fills the stages. */
+ * For one GEMM a single thread calls this. For grouped GEMMs all lanes of a warp call it, because they find a tile
+ * together (te__grouped_find), and only the lane whose argument `loads` is 1 fills the stages. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full, int loads,
                                       const int kind) {
     const int steps = te__sm90_blockwise_step_count(p, kind);
@@ -510,7 +518,7 @@ TE_API int te__sm90_blockwise_formats_fit(const te_gemm *g) {
            (te__sm90_blockwise_is_wgrad(g) ? g->out == TE_f32
                                            : g->b_fp8.scaling == TE_SCALING_BLOCKWISE_2D && to_sixteen_bits);
 }
-/* Return whether the kernel supports this product. The only epilogue that the kernel supports is a bias, because the
+/* Returns whether the kernel supports this GEMM. The only epilogue that the kernel supports is a bias, because the
  * kernel has no registers left for another op. */
 TE_API int te__sm90_blockwise_supports(const te_gemm *g) {
     const int epilogue_fits = g->epilogue == TE_EPILOGUE_NONE ||
@@ -567,7 +575,7 @@ TE_IF_USED TE_API te_status te__sm90_blockwise_launch(const te_gemm *g, te_conte
 
 /* ---- grouped GEMMs ----------------------------------------------------------------------------------------------- */
 
-/* Runs forward or dgrad of grouped GEMMs in FP8 (te_grouped.in_fp8). Returns an error if the device does not have
+/* Runs grouped GEMMs in FP8, of forward or of dgrad (te_grouped.in_fp8). Returns an error if the device does not have
  * compute capability 9.0, or if the driver has no function that encodes tensor maps. */
 TE_IF_USED TE_API te_status te__sm90_blockwise_grouped_run(const te_grouped *g, te_context *ctx) {
     static te_sm90_kernel kernel = {(const void *)te__sm90_blockwise_gemm<TE_BLOCKWISE_GROUPED>, 0, 0};
@@ -609,9 +617,9 @@ TE_IF_USED TE_API int te__sm90_blockwise_chosen(const te_gemm *g, te_context *ct
     const int chosen = te__fp8_choice(g, ctx);
     return chosen < 0 ? te__persistent_pays(g, ctx) : chosen;
 }
-/* Returns whether te__gemm_blockwise_run can add the bias to the product. It can if it would run the same product
- * without a bias by this file's kernel, not by cuBLASLt. If gemm_tune is on and this kernel and cuBLASLt were not timed
- * for this product yet, this function times both. */
+/* Returns whether te__gemm_blockwise_run can add the bias to the result of the GEMM. It can if it would run the same
+ * GEMM without a bias by this file's kernel, not by cuBLASLt. If gemm_tune is on and this kernel and cuBLASLt were not
+ * timed for this GEMM yet, this function times both. */
 TE_IF_USED TE_API int te__gemm_blockwise_takes_bias(const te_gemm *g, te_context *ctx) {
     te_gemm bare = *g;
     bare.m = te_blockwise_1d_aligned_rows(g->m), bare.epilogue = TE_EPILOGUE_NONE;

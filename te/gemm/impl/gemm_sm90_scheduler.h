@@ -44,7 +44,7 @@ enum {
 
 /* ---- kernel parameters ------------------------------------------------------------------------------------------- */
 
-/* Parameters of a product that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is no overlap. */
+/* Parameters of a GEMM that overlaps with a collective (gemm_comm_overlap.h). All are 0 if there is no overlap. */
 typedef struct te__sm90_gemm_overlap {
     /* rank: the index of this rank; rank_rows: number of rows of A and D that each rank owns, a multiple of 256, the
      * rows of a cluster tile */
@@ -87,7 +87,8 @@ typedef struct te__sm90_gemm_params {
     const void *source;
     /* 1 if `source` is [m, 2 n], and the epilogue reads, for column i of D, column i of each half of `source` */
     int source_has_halves;
-    /* for FP8: the inverse scales of A and B, by which alpha is multiplied; null if the scale is 1 */
+    /* for FP8: the inverse scales of A and B, by which alpha is multiplied. Either pointer is null if that operand's
+     * scale is 1 */
     const float *inverse_a, *inverse_b;
     float alpha;
     int m, n, k, tiles; /* k: counted in 16-bit units (two elements of FP8 are one unit); tiles: number of cluster
@@ -100,8 +101,8 @@ typedef struct te__sm90_gemm_params {
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
                       * store */
-    /* [tail tiles, TE_CLUSTER, 8 warps]: how many helpers have stored their partial sums of the elements that this
-     * consumer warp (0 to 7) holds; 0 before and after the kernel */
+    /* [tail tiles, TE_CLUSTER, 8 consumer warps]: for the elements of the tile that each consumer warp holds, how many
+     * helpers have stored their partial sums; 0 before and after the kernel */
     uint32_t *partials_ready;
 } te__sm90_gemm_params;
 
@@ -150,13 +151,13 @@ typedef struct te__sm90_gemm_barriers {
     float alpha;
 } te__sm90_gemm_barriers;
 
-/* ---- the tiles of grouped products ----------------------------------------------------------------------------- */
+/* ---- the tiles of grouped GEMMs -------------------------------------------------------------------------------- */
 
 /* A tile of D: rows `first` to end - 1, which belong to group e, and the columns from `col` on. If first >= end, the
- * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x over which the products are summed. */
+ * block has no tile. For wgrad, rows `first` to end - 1 are the rows of dy and x that the GEMM sums over. */
 typedef struct te_grouped_tile { int e, first, end, col; } te_grouped_tile;
 
-/* All rows of group e. */
+/* Returns all rows of group e. */
 TE_FN te_grouped_tile te__grouped_group(const te_grouped *g, int e) {
     te_grouped_tile t;
     t.e = e, t.first = g->offset[e], t.end = te__grouped_end(g, e), t.col = 0;
@@ -188,7 +189,7 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
  * cluster owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
-/* Returns which row of cluster tiles is the i-th to be computed in a product that overlaps with a collective. Without
+/* Returns which row of cluster tiles is the i-th to be computed in a GEMM that overlaps with a collective. Without
  * `interleave` the order begins with first_tile_row, and goes on with row 0 after the last row. With `interleave` the
  * order takes one row of each rank by turns, beginning with the rank after this rank. */
 TE_FN int te__sm90_gemm_tile_row(const te__sm90_gemm_params *p, int i, int rows) {

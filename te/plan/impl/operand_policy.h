@@ -140,7 +140,7 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
                                             te_param *const *param) {
     const te_op *op = &p->op[i];
     te_operand_policy o = {0, 0, 0, 0, 0, 0, 0, 0};
-    /* An expert_linear casts its operands itself, and computes its weight gradient in the list's format. */
+    /* An expert_linear casts its operands in its own kernels, and computes its weight gradient in the list's dtype. */
     if (!te__recipe_is_on(p, i, use, param) || op->experts) return o;
     const te_fp8_product *bound = use == TE_USE_as_bound ? &param[i]->fp8 : 0;
     const int trains = !TE_IS_ROWWISE(op->recipe); /* 1: backward also uses FP8. Under fp8_row, backward runs in the

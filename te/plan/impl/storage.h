@@ -83,8 +83,8 @@ TE_API int te__finds_amax(const te_run *r, int i, te_dtype dtype) {
     return te__policy(r, i)->amax_by_producer && is_read && dtype == r->plan->dtype;
 }
 
-/* Returns an error if the context's device does not support FP8 GEMMs with a scale for each row or for each 1 x 128
- * tile. */
+/* Returns an error if the context's device does not support the FP8 GEMMs of fp8_block and fp8_row, in which each row,
+ * or each 1 x 128 elements, has a scale. */
 TE_API te_status te__check_local_scales(const te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     TE_REQUIRE(!TE_CUDA || r->ctx->capability == 900, r->ctx, TE_ERROR_DEVICE,
