@@ -15,10 +15,10 @@
  *     layer.0.values    [kv_heads, length, value_dim]
  *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
- * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file depends neither on the number of
- * rows of a page nor on the order of elements in a row of the cache. So a host and a GPU can exchange files. The file
- * does not identify the weights: a file that was saved with other weights loads without an error, but its keys and
- * values are wrong. With several ranks, each rank saves its own heads to a separate file.
+ * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file does not depend on the
+ * layout of the cache, i.e. the number of rows of a page and the order of the elements in a row. So a host and a GPU
+ * can exchange files. The file does not identify the weights: a file that was saved with other weights loads without an
+ * error, but its keys and values are wrong. With several ranks, each rank saves its own heads to a separate file.
  */
 #ifndef TE_CACHE_FILE_H
 #define TE_CACHE_FILE_H
@@ -109,8 +109,8 @@ TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_c
     te__cache_file_free(f);
     return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
 }
-/* Return the number of bytes that one row of one head takes in the cache, with its scale. The row is of the keys if
- * tensor i of the file holds keys, else of the values. */
+/* Return the number of bytes that one row of one head takes in the cache, with its scale: a row of keys if tensor i of
+ * the file holds keys or their scales, else a row of values. */
 TE_API int64_t te__cache_file_row_bytes(const te__cache_file *f, int i) {
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
     const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
@@ -195,7 +195,7 @@ TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* A callback for te__safetensors_extra.source: copies the bytes at to at + n - 1 of tensor *s to the address `to`. */
+/* A callback for te__safetensors_extra.source: copies n bytes of tensor *s, from byte `at` on, to the address `to`. */
 TE_API te_status te__cache_file_source(void *from, void *to, const te_safetensor *s, uint64_t at, size_t n,
                                        te_context *ctx) {
     te__cache_file *f = (te__cache_file *)from;
@@ -356,8 +356,8 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        /* 1: with tensor i, f->staging is complete. If the format has scales, this is true when tensor i holds the
-         * scales, because they come after their keys or values; else it is always true */
+        /* 1: f->staging is complete. It is complete after the keys or values or, if the format has scales, after the
+         * scales, which follow the keys or values in the file */
         const int is_last = f->part[i].scales == has_scales;
         if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }

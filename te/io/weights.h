@@ -14,7 +14,8 @@
  * tensors are ignored. If the file stores the lists of ops of its models as texts, each must agree with the list of ops
  * of the model here, except for dropout, last_token, cross_entropy and sample, which weights do not depend on.
  * Therefore the weights of a trained model can be used for inference. A different number of heads, eps or activation is
- * an error, although names and shapes would agree. Only te_safetensors_verify verifies the checksum.
+ * an error, although names and shapes would agree. te_weights_use and te_weights_load do not
+ * verify the file's checksum; te_safetensors_verify does.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H

@@ -77,8 +77,8 @@ typedef struct te_adamw_iter {
     int64_t m_at, v_at, master_at; /* indices of the next tensor's first element in opt->m, opt->v and opt->master */
     int model;                     /* the index of the parameter's model */
     const te_param *param;
-    int64_t from, elements; /* the parameter's elements from to from + elements - 1: all elements or, with ZeRO-1, this
-                             * rank's shard */
+    int64_t from, elements; /* a range of the parameter's elements, by its first element and its length: all elements
+                             * or, with ZeRO-1, a range that this rank updates */
     float *master;          /* [elements], in target memory: the master weights of these elements. If the parameter is
                              * f32, `master` points into param->data. Null if there are no master weights
                              * (config.no_master) */

@@ -258,8 +258,8 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Move t, a range of t->count entries of the table of weights, to the empty range behind these entries. The caller has
- * launched a kernel for the entries, or they need no kernel. */
+/* Advance t past its t->count entries of the table of weights, so that t is empty. The caller has launched a kernel for
+ * these entries, or they need no kernel. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;
