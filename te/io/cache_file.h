@@ -12,7 +12,7 @@
  * numbered from 0. For each layer (here layer 0) the file has
  *     layer.0.keys      [kv_heads, length, head_dim], in the dtype of the list of ops or, with the option cache, in I8
  *                       or F8_E4M3
- *     layer.0.values    [kv_heads, length, value_dim]
+ *     layer.0.values    [kv_heads, length, value_dim]; missing if the values are a part of the keys (MLA)
  *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
  * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file does not depend on the
@@ -136,8 +136,8 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
 /* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache
- * is set, from f->staging to the pages. From a page that is not full, only the rows in use are copied. In formats of 8
- * bits, whole tiles of TE_CACHE_TILE rows are copied. */
+ * is set, from f->staging to the pages. Of a page that is not full, only the rows in use are copied. In formats of 8
+ * bits, the number of these rows is rounded up to a multiple of TE_CACHE_TILE. */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
@@ -244,8 +244,8 @@ TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_co
 }
 /* Save the keys and values of all tokens of the cache's sequence number `slot`. tokens: the ids of these tokens,
  * [length], in host or target memory, or null. The token ids are saved with the keys and values, so that a program can
- * later find out whether a prompt begins with the saved sequence; null saves no ids. If the path has an old file, it
- * stays unchanged until the new file is complete on the disk. Waits for the stream. */
+ * later find out whether a prompt begins with the saved sequence; null saves no ids. An old file at the path stays
+ * unchanged until the new file is complete on the disk. Waits for the stream. */
 TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
     te__cache_file f;
     int32_t length = 0;

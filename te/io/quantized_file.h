@@ -13,9 +13,9 @@
  *     <name>                     F32, F16 or BF16; cast to the op's format of blocks, or converted to the list's dtype
  *     <name>_blocks, <name>_scales
  *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32];
- *                                for an expert_linear (TE_PACKED_EXPERTS), or a linear, which gets one expert
+ *                                for an expert_linear (TE_PACKED_EXPERTS), or one of the experts for a linear
  *     <name> with its ending "weight" replaced by qweight, qzeros, scales, and perhaps g_idx
- *                                GPTQ, qweight I32 [cols / 8, rows]; or AWQ (for GEMMs), qweight I32 [cols, rows / 8]
+ *                                GPTQ, qweight I32 [cols / 8, rows]; AWQ (GEMM version), qweight I32 [cols, rows / 8]
  * Codes and scales of 4-bit weights are not rounded. MXFP4 becomes the format mxfp4. GPTQ and AWQ become int4 or int4z
  * with blocks of 128, 64 or 32 weights, the largest of these sizes that divides the file's group size. te_mxfp4_load
  * converts MXFP4 to parameters in floats, through the views of te_packed_add.

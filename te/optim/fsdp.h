@@ -4,7 +4,7 @@
  * 2), or 1 / ranks of the gradients and of the weights (config.zero 3).
  *
  * Whole gradients and, with config.zero 3, whole weights exist only in config.slots buffers, called slots; list i uses
- * slot i % config.slots. A pass (forward or backward) of list i first makes the stream wait until the slot contains the
+ * slot i % config.slots. A pass (forward or backward) of list i first makes its stream wait until the slot contains the
  * weights of list i. The pass then starts to gather the weights of the lists that run next, on the streams of their
  * slots, so that the gathers overlap with the pass. When a backward has written its last gradient, the slot's gradients
  * are reduce-scattered on the slot's stream and added to this rank's shard. te_adamw with config.shards updates the
@@ -213,8 +213,8 @@ TE_API te_status te__fsdp_gather(te__fsdp_list *l, te_context *ctx) {
 TE_API int te__fsdp_has_weights(const te__fsdp_list *l, int is_backward) {
     return l->shards.is_gathered && l->written == te__fsdp_writes(l->model) && (is_backward || l->is_ahead);
 }
-/* The callback te_model_shards.begin, which a forward or backward calls at its beginning (see the head of this
- * file). */
+/* The callback te_model_shards.begin, which a forward or backward calls at its beginning: makes the stream wait for the
+ * list's weights, and starts to gather the weights of the lists that run next. */
 TE_API te_status te__fsdp_begin(te_model_shards *s, int is_backward, int accumulates, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)((char *)s - offsetof(te__fsdp_list, shards));
     te_fsdp *f = l->of;

@@ -87,7 +87,7 @@ TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uin
     return te__safetensors_set_size(t, begin, end, data_bytes, j);
 }
 /* Parse the JSON value of "__metadata__": an object, or null if there is no metadata. A key whose value is no string is
- * listed with the value null, so that te_safetensors_verify can notice a damaged key. */
+ * listed with the value null. So te_safetensors_verify notices if the checksum was damaged and is no string. */
 TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) {
     if (te__json_peek(j) == 'n') return te__json_skip(j);
     TE_TRY(te__json_expect(j, '{'));

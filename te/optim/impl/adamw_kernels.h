@@ -41,10 +41,11 @@ typedef struct te__adamw_tensor {
  * weight is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
-/* A block of 256 lanes (threads) updates a chunk of 2048 elements: each lane makes two times four 16-byte loads. Four
- * blocks are resident on a multiprocessor. With 16-bit or 8-bit moments, arithmetic takes as long as memory accesses,
- * and more warps hide the latency of both better (AdamW with bf16 moments: 853 us with two blocks, 717 us with four). A
- * CPU copies 32 elements at a time to local arrays, of which the compiler knows that they do not alias. */
+/* A block of 256 lanes (threads) updates a chunk of 2048 elements, i.e. each lane updates two vectors of 4 elements.
+ * Four blocks are resident on a multiprocessor. With 16-bit or 8-bit moments, arithmetic takes as long as memory
+ * accesses, and more warps hide the latency of both better (AdamW with bf16 moments: 853 us with two blocks, 717 us
+ * with four). A CPU copies 32 elements at a time to local arrays, of which the compiler knows that they do not
+ * alias. */
 enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1,
       TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32, TE__ADAMW_RESIDENT = 4 };
 
