@@ -12,7 +12,7 @@
  * numbered from 0. For each layer (here layer 0) the file has
  *     layer.0.keys      [kv_heads, length, head_dim], in the dtype of the list of ops or, with the option cache, in I8
  *                       or F8_E4M3
- *     layer.0.values    [kv_heads, length, value_dim]; missing if the values are a part of the keys (MLA)
+ *     layer.0.values    [kv_heads, length, value_dim]; missing with the option values_in_keys
  *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
  * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file does not depend on the

@@ -356,8 +356,8 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
  * no allocated memory is left. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a tensor has another
  * shape, the tensors have more or fewer rows than the parameter, or a parameter of one row is in 4 bits;
  * TE_ERROR_DTYPE; TE_ERROR_VALUE: a group size that is not a multiple of 32, act-order, a scale that is not finite or
- * not exact in f16, a number that does not fit the format, a tensor in another format than the list's option names, an
- * unknown expert; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks; TE_ERROR_MEMORY;
+ * not exact in f16, a number that does not fit the format, a tensor in another format than the option (weights, ..)
+ * says, an unknown expert; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks; TE_ERROR_MEMORY;
  * TE_ERROR_IO. */
 TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
                                    const char *prefix, const te_quantized_source *from, te_context *ctx) {

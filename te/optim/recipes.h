@@ -192,8 +192,8 @@ TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int
     }
     return l;
 }
-/* Return the number of chunks of a weight. A chunk, the work of one thread block, is a row with rowwise scales,
- * otherwise a tile of 128 x 128. */
+/* Return the number of chunks of a weight. A chunk is the work of one thread block: a row of the weight if the scales
+ * are rowwise, otherwise a tile of 128 x 128. */
 TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);

@@ -8,9 +8,8 @@
  *
  * Muon needs whole matrices. If the callback te_zero1.whole is set, each matrix for which it returns 1 belongs to one
  * rank. The matrices are assigned to ranks such that no rank's work exceeds the mean by more than the work of one
- * matrix. Every other tensor is then cut into one shard for each rank. A tensor of less than TE_ZERO1_MIN_ELEMENTS
- * elements is not divided but replicated, because a collective would take longer than updating the tensor on every
- * rank.
+ * matrix. Every other tensor is cut into one shard for each rank if it has at least TE_ZERO1_MIN_ELEMENTS elements. A
+ * smaller tensor is replicated, because a collective would take longer than updating the tensor on every rank.
  *
  * Do this:
  *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4

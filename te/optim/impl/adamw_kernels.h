@@ -564,7 +564,7 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
 }
 /* Convert a->count elements, from element number a->from on, from bf16 to 8 bits. The first and the last block may
  * have other elements, too; these are quantized again, with the block's new scale. If a block is set to 0 and then
- * loaded in several parts, this does not change any value, because no scale on the way is larger than the scale with
+ * loaded in several parts, quantizing again changes no value, because no scale on the way is larger than the scale with
  * which the block was saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
