@@ -14,9 +14,8 @@
  *
  * The model instance, here `block`, must be bound to no memory. With (weights, quantized), weights of linears and
  * embeddings keep the formats of their tensors: the host reads them in the mapped file, and a GPU gets repacked copies
- * (te_repack_weight); for a GPU, however, f32, f16 and bf16 are converted to the dtype of the list of ops. With
- * (weights, q8_0) or another format, tensors in floats are cast to this format. All other parameters are converted to
- * the dtype of the list of ops.
+ * (te_repack_weight) of tensors in formats of blocks. With (weights, q8_0) or another format, tensors in floats are
+ * cast to this format. All other parameters are converted to the dtype of the list of ops.
  *
  * The list of ops must fit llama.cpp's form of the weights, which differs from that of Hugging Face's files:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has

@@ -48,8 +48,8 @@ typedef struct te_adamw {
     float *master;
     int64_t m_elements, v_elements; /* the numbers of elements in m and in v, including the gaps between tensors. Only
                                        tensors that AdamW updates have a v */
-    te_rule rule;                   /* the config's value at te_adamw_init; so are the members moments, no_master and
-                                     * takes below */
+    te_rule rule;                   /* te_adamw_init copies the config's rule here, and its moments, no_master and
+                                     * muon_takes to the members below */
     te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;

@@ -4,9 +4,9 @@
  *     {"__metadata__":{"key":"value"},"fc.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}
  *
  * The file is not trusted. Each size in the file is checked against the size of the file before it is used, and the
- * tensors must cover the data without gaps or overlap. Unknown fields of a tensor, and metadata that are no strings,
- * are skipped. A tensor with an unknown dtype or with too many dimensions is no error: it is listed with the size that
- * follows from its offsets, so that a program can use the other tensors of the file.
+ * tensors must cover the data without gaps or overlap. Unknown fields of a tensor are skipped. Metadata that are no
+ * strings are listed with the value null. A tensor with an unknown dtype or with too many dimensions is no error: it is
+ * listed with the size that follows from its offsets, so that a program can use the other tensors of the file.
  */
 #ifndef TE_SAFETENSORS_PARSE_H
 #define TE_SAFETENSORS_PARSE_H

@@ -32,7 +32,8 @@ typedef struct te__adamw_tensor {
     int64_t at;    /* the index, a multiple of 4, of the tensor's first element among the elements of all tensors, from
                     * which Philox's counter is computed */
     float decay;
-    float lr;      /* factor: the tensor's learning rate is te_adamw_state.lr * lr */
+    float lr;      /* factor of the tensor's learning rate: te_adamw_state.adamw_lr * lr (AdamW) or te_adamw_state.lr *
+                    * lr */
     te_dtype dtype;
     te_rule rule;
 } te__adamw_tensor;
