@@ -20,22 +20,22 @@
 /* The memory that a binding allocates for a model instance. The struct must not be moved, because the instance's
  * parameters point into the struct. */
 typedef struct te_block_weights {
-    te_weight_part *part;        /* [entries of the binding's table]: the file's tensors, grouped by parameter */
+    te_weight_part *part;        /* the file's tensors, grouped by parameter; one for each entry of the table
+                                  * of te_packed */
     te_quantized_weight *weight; /* [parameters]: each parameter as one weight, whose parts are consecutive entries of
                                   * `part` */
     void *memory;                /* target memory for the converted and the repacked parameters */
     void **host; /* [hosts]: allocations in host memory, for tensors whose layout or format in the file is not the one
                   * that the list of ops needs */
     int hosts;
-    /* [entries of the binding's table]: if a tensor was cast to a format of blocks, the relative error of the cast: the
-     * root mean square of the errors, divided by the root mean square of the values. For a tensor that was not cast,
-     * 0 */
+    /* for each element of `part`: 0 or, if the tensor was cast to a format of blocks, the relative error of the cast:
+     * the root mean square of the errors, divided by the root mean square of the values */
     double *error;
 } te_block_weights;
 
-/* The arguments of one binding. The table is parts[count]. The callback tensor_of finds the tensor whose name is in
- * entry n of the table. The tensor must have `units` rows of parameter p (if p has only one row, `units` columns);
- * tensor_of checks the tensor's shape, and sets the data and the format of *part. */
+/* The arguments of one binding. The table is parts[count]. The callback tensor_of finds the tensor that entry n of the
+ * table names, and sets the data and the format of *part. It returns an error unless the tensor has `units` rows (if
+ * parameter p has only one row, `units` columns). */
 typedef struct te__block_binding te__block_binding;
 struct te__block_binding {
     te_block_weights *w;
@@ -44,7 +44,7 @@ struct te__block_binding {
     int count;
     const char *prefix, *caller; /* caller: the public function, for error texts */
     int converts;                /* 1: all weights are converted to the dtype of the list of ops */
-    int takes_experts;           /* 1: one tensor may hold all experts (TE_PACKED_EXPERTS) */
+    int takes_experts;           /* 1: one tensor may hold the weights of all experts (TE_PACKED_EXPERTS) */
     te_status (*tensor_of)(te_weight_part *part, const te__block_binding *b, int n, const te_param *p, int64_t units,
                            te_context *ctx);
     const void *source; /* of tensor_of */
@@ -109,7 +109,7 @@ TE_API int te__blocks_is_of(const te_packed *part, const te_param *p) {
 TE_API int te__blocks_takes(const te__block_binding *b, const te_param *p) {
     return !b->converts && p->weights != TE_BLOCK_none && p->rows > 1;
 }
-/* Return whether the tensor of table entry *part holds the weights of all experts of parameter p, not transposed. */
+/* Return whether the tensor of table entry *part holds parameter p of all experts, and is not transposed. */
 TE_API int te__blocks_is_of_experts(const te__block_binding *b, const te_packed *part, const te_param *p) {
     const int form = part->form & ~(int)TE_PACKED_INTERLEAVED;
     return b->takes_experts && form == TE_PACKED_EXPERTS && !part->rows && te__packed_experts(b->m, p) > 0;

@@ -12,13 +12,13 @@
  * numbered from 0. For each layer (here layer 0) the file has
  *     layer.0.keys      [kv_heads, length, head_dim], in the dtype of the list of ops or, with the option cache, in I8
  *                       or F8_E4M3
- *     layer.0.values    [kv_heads, length, value_dim]
+ *     layer.0.values    [kv_heads, length, value_dim]; missing with the option values_in_keys
  *     layer.0.key_scales, layer.0.value_scales     [kv_heads, length], F32, only for a cache of 8 bits
  *     tokens            [length], I32, if the program passes the sequence's tokens
- * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file depends neither on the number of
- * rows of a page nor on the order of elements in a row of the cache. So a host and a GPU can exchange files. The file
- * does not identify the weights: a file that was saved with other weights loads without an error, but its keys and
- * values are wrong. With several ranks, each rank saves its own heads to a separate file.
+ * and, in the metadata, each layer's list of ops as a text (te/io/weights.h). The file does not depend on the
+ * layout of the cache, i.e. the number of rows of a page and the order of the elements in a row. So a host and a GPU
+ * can exchange files. The file does not identify the weights: a file that was saved with other weights loads without an
+ * error, but its keys and values are wrong. With several ranks, each rank saves its own heads to a separate file.
  */
 #ifndef TE_CACHE_FILE_H
 #define TE_CACHE_FILE_H
@@ -109,8 +109,8 @@ TE_API te_status te__cache_file_begin(te__cache_file *f, const te_cache *c, te_c
     te__cache_file_free(f);
     return te_fail(ctx, TE_ERROR_MEMORY, "te_cache: cannot allocate what describes a file");
 }
-/* Return the number of bytes that one row of one head takes in the cache, with its scale. The row is of the keys if
- * tensor i of the file holds keys, else of the values. */
+/* Return the number of bytes that one row of one head takes in the cache, with its scale: a row of keys if tensor i of
+ * the file holds keys or their scales, else a row of values. */
 TE_API int64_t te__cache_file_row_bytes(const te__cache_file *f, int i) {
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
     const te_attention_options *o = te__cache_file_options(f->cache, f->part[i].layer);
@@ -136,8 +136,8 @@ TE_API te_status te__cache_file_reserve(te__cache_file *f, int with_rows, te_con
 /* ---- between the pages and the file ------------------------------------------------------------------------------ */
 
 /* Copy the keys or values of tensor i, with their scales, from their pages in the cache to f->staging or, if to_cache
- * is set, from f->staging to the pages. From a page that is not full, only the rows in use are copied. In formats of 8
- * bits, whole tiles of TE_CACHE_TILE rows are copied. */
+ * is set, from f->staging to the pages. Of a page that is not full, only the rows in use are copied. In formats of 8
+ * bits, the number of these rows is rounded up to a multiple of TE_CACHE_TILE. */
 TE_API te_status te__cache_file_copy(te__cache_file *f, int i, int to_cache, te_context *ctx) {
     const te_cache_tables *t = &f->cache->t;
     const te_cache_layer *l = &f->cache->layer[f->part[i].layer];
@@ -195,7 +195,7 @@ TE_API void te__cache_file_reorder(te__cache_file *f, int i, char *rows, int to_
 
 /* ---- saving ------------------------------------------------------------------------------------------------------ */
 
-/* A callback for te__safetensors_extra.source: copies the bytes at to at + n - 1 of tensor *s to the address `to`. */
+/* A callback for te__safetensors_extra.source: copies n bytes of tensor *s, from byte `at` on, to the address `to`. */
 TE_API te_status te__cache_file_source(void *from, void *to, const te_safetensor *s, uint64_t at, size_t n,
                                        te_context *ctx) {
     te__cache_file *f = (te__cache_file *)from;
@@ -244,8 +244,8 @@ TE_API te_status te__cache_file_write(te__cache_file *f, const char *path, te_co
 }
 /* Save the keys and values of all tokens of the cache's sequence number `slot`. tokens: the ids of these tokens,
  * [length], in host or target memory, or null. The token ids are saved with the keys and values, so that a program can
- * later find out whether a prompt begins with the saved sequence; null saves no ids. If the path has an old file, it
- * stays unchanged until the new file is complete on the disk. Waits for the stream. */
+ * later find out whether a prompt begins with the saved sequence; null saves no ids. An old file at the path stays
+ * unchanged until the new file is complete on the disk. Waits for the stream. */
 TE_API te_status te_cache_save(const te_cache *c, int slot, const int32_t *tokens, const char *path, te_context *ctx) {
     te__cache_file f;
     int32_t length = 0;
@@ -356,8 +356,8 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     for (int i = 0; i < f->parts; i++) {
         te__cache_file_reorder(f, i, (char *)f->tensor[i].data, 1);
         const int has_scales = TE__CACHE_HAS_SCALES(c->layer[f->part[i].layer].format);
-        /* 1: with tensor i, f->staging is complete. If the format has scales, this is true when tensor i holds the
-         * scales, because they come after their keys or values; else it is always true */
+        /* 1: f->staging is complete. It is complete after the keys or values or, if the format has scales, after the
+         * scales, which follow the keys or values in the file */
         const int is_last = f->part[i].scales == has_scales;
         if (is_last) TE_TRY(te__cache_file_copy(f, i, 1, ctx));
     }

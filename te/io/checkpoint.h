@@ -18,10 +18,10 @@
  * Several ranks (a context with a communicator) save one file together and load one file together. The file has whole
  * tensors, as if one rank had written it. So any number of ranks can load the file, whatever tensor or pipeline
  * parallelism or ZeRO they use. Rank 0 of the world writes the file, and all ranks read it. Each stage of a pipeline
- * lists all models (te_model_describe, te_model_mark_copy). Several ranks can save the scales of FP8 recipes only if
- * te_recipes_config.ranks is the number of ranks, because only then all ranks have the same scales. A run may continue
- * with other recipes (checkpoint_recipes.h). Weights that other programs have written in F32, BF16 or F16 can be loaded
- * into models of any dtype.
+ * lists all models; a model of another stage has no memory here (te_model_describe) or is a copy (te_model_mark_copy).
+ * Several ranks can save the scales of FP8 recipes only if te_recipes_config.ranks is the number of ranks, because only
+ * then all ranks have the same scales. A run may continue with other recipes (checkpoint_recipes.h). Weights that other
+ * programs have written in F32, BF16 or F16 can be loaded into models of any dtype.
  */
 #ifndef TE_CHECKPOINT_H
 #define TE_CHECKPOINT_H
@@ -32,8 +32,7 @@
 #include "impl/checkpoint_tensors.h" /* te__checkpoint_tensors, te__checkpoint_agree, te__gather_part */
 #include "weights.h"                 /* te_named_model, te__plan_text, te__plan_difference */
 
-/* The contents of a file. Behind the name of each field of te_checkpoint, the table gives the tensors or the metadata
- * that the file has for this field:
+/* The contents of a file: for each field of te_checkpoint, the tensors or the metadata that the file has for it:
  *
  *     models      "h0.fc1.weight", of the model's dtype, [rows, cols] or, with one row, [cols]. A tied parameter, which
  *                 shares the memory of another parameter (its owner), is not saved separately.
@@ -304,11 +303,11 @@ TE_IF_USED TE_API te_status te__checkpoint_write(const char *path, const te__che
     te__moments_8bit_close(&f, ctx);
     return status;
 }
-/* Save the checkpoint *c to a file. If the path has an old file, it stays unchanged until the new file is complete on
- * the disk (te/core/impl/file.h). Waits for the stream; if there are several ranks, all of them must call it, and they
- * wait for each other. Errors: TE_ERROR_IO; TE_ERROR_VALUE if a tensor has a number that is not finite and `force` is
- * not set (so a bad file does not replace the last good file); two tensors of the same name; an optimizer with a model
- * that is not among `models`. */
+/* Save the checkpoint *c to a file. An old file at the path stays unchanged until the new file is complete on the disk
+ * (te/core/impl/file.h). Waits for the stream. If there are several ranks, all of them must call this function, and
+ * they wait for each other. Errors: TE_ERROR_IO; TE_ERROR_VALUE if a tensor has a number that is not finite and `force`
+ * is not set (so a bad file does not replace the last good file); two tensors of the same name; an optimizer with a
+ * model that is not among `models`. */
 TE_IF_USED TE_API te_status te_checkpoint_save(const char *path, const te_checkpoint *c, te_context *ctx) {
     te__checkpoint_tensors l;
     te__checkpoint_metadata n;

@@ -313,7 +313,7 @@ TE_API int te__fp8_tensors_of(const te__fp8_tensors *l, int first, const te__fp8
     const size_t n = next < l->count ? strlen(l->tensor[next].name) : 0, end = strlen(suffix);
     return n > end && !strcmp(l->tensor[next].name + n - end, suffix) ? 3 : 2;
 }
-/* Write all tensors that the file should have to list l, and check that the file has them, before any tensor is read.
+/* Add to the list l all tensors that the file should have, and check that the file has them. No tensor is read yet.
  * *staging: output, the size in bytes of the largest weight that must be cast to FP8. */
 TE_API te_status te__fp8_prepare(te__fp8_tensors *l, size_t *staging, char *memory, const te_named_model *models,
                                  int count, const te_safetensors *f, te_context *ctx) {

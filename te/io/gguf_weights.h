@@ -14,8 +14,8 @@
  *
  * The model instance, here `block`, must be bound to no memory. With (weights, quantized), weights of linears and
  * embeddings keep the formats of their tensors: the host reads them in the mapped file, and a GPU gets repacked copies
- * (te_repack_weight), except of f32, f16 and bf16. With (weights, q8_0) or another format, tensors in floats are cast
- * to this format. All other parameters are converted to the dtype of the list of ops.
+ * (te_repack_weight) of tensors in formats of blocks. With (weights, q8_0) or another format, tensors in floats are
+ * cast to this format. All other parameters are converted to the dtype of the list of ops.
  *
  * The list of ops must fit llama.cpp's form of the weights, which differs from that of Hugging Face's files:
  * - architecture llama: the rows of each head of q and k are permuted for the interleaved form of rope, so the list has
@@ -107,10 +107,10 @@ TE_API void te_gguf_release(te_gguf_weights *w, te_context *ctx) { te_block_weig
  * inference, and be bound to no memory. The tensors of a parameter must together have all of its rows. prefix: the text
  * with which the names of all these tensors begin. Call te_tie afterwards if parameters are tied. Waits for the stream.
  * After an error m must be bound again, and no allocated memory is left. Errors: TE_ERROR_FORMAT: a tensor is missing;
- * TE_ERROR_SHAPE: a tensor or the table has another shape than the parameter; TE_ERROR_DTYPE: a tensor has a type
- * without a te_block_format; TE_ERROR_VALUE: a number does not fit the parameter's dtype or format of blocks, or a
- * tensor is in another format of blocks than the op's option (weights, ..) says; TE_ERROR_STATE: m has memory, or its
- * parameters are sharded over ranks; TE_ERROR_MEMORY. */
+ * TE_ERROR_SHAPE: a tensor has another shape, or the tensors have more or fewer rows than the parameter;
+ * TE_ERROR_DTYPE: a tensor has a type without a te_block_format; TE_ERROR_VALUE: a number does not fit the parameter's
+ * dtype or format of blocks, or a tensor is in another format of blocks than the op's option (weights, ..) says;
+ * TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks; TE_ERROR_MEMORY. */
 TE_API te_status te_gguf_bind(te_gguf_weights *w, te_model *m, const te_packed *parts, int count, const char *prefix,
                               const te_gguf_source *from, te_context *ctx) {
     te__block_binding b;

@@ -45,7 +45,7 @@ typedef enum te_packed_form {
 
 typedef struct te_packed {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add takes */
-    const char *op, *field; /* identify the parameter: its op's name, and its name within the op */
+    const char *op, *field; /* the name of the parameter's op, and the parameter's name within the op */
     /* how many rows of the parameter the tensor has; 0 means all remaining rows. The rows follow those of the previous
      * entry for the same parameter, and are counted over all ranks together. If the parameter has only one row (a
      * bias), columns are counted instead of rows */
@@ -59,8 +59,8 @@ typedef struct te_packed {
  * GPT-NeoX and BLOOM have this order with kv_heads = heads (query_key_value), Falcon 40B with fewer kv_heads. */
 typedef struct te_packed_heads {
     const char *name;       /* the name of the tensor in the file, without the prefix that te_packed_add_heads takes */
-    const char *op, *field; /* identify the parameter (a weight, or a bias of one row): its op's name, and its name
-                             * within the op */
+    const char *op, *field; /* the name of the parameter's op, and the parameter's name within the op; the parameter is
+                             * a weight, or a bias of one row */
     int heads, kv_heads; /* of all ranks together */
 } te_packed_heads;
 
@@ -115,8 +115,8 @@ TE_API int64_t te__packed_extent(const te_param *p, te_context *ctx) {
     if (!te__packed_by_rows(p)) return whole / p->rows;
     return p->shard == TE_SHARD_rows ? p->rows : whole / p->cols;
 }
-/* Return how many units of the parameter that parts[n] names belong to parts[0] to parts[n - 1] (units are rows or, if
- * the parameter has one row, columns). extent: the number of all units of the parameter. */
+/* Return how many units of a parameter the entries before parts[n] take. The parameter is the one that parts[n] names;
+ * units are rows or, if the parameter has one row, columns. extent: the number of all units of the parameter. */
 TE_API int64_t te__packed_taken(const te_packed *parts, int n, int64_t extent) {
     int64_t taken = 0;
     for (int i = 0; i < n; i++)
@@ -215,7 +215,7 @@ typedef struct te__packed_range {
     int64_t file_first, file_all; /* file_first: index of the range's first unit in the tensor of the file; file_all:
                                    * how many units the tensor has */
 } te__packed_range;
-/* Add the views of a range of parameter p to list l. If ranks share each row's columns among them (TE_SHARD_rows), one
+/* Add the views of a range of parameter p to list l. If each rank has some columns of every row (TE_SHARD_rows), one
  * view is added. Otherwise one view is added for each contiguous run of this rank's shard (te_shard_layout_of) that the
  * range intersects. */
 TE_API te_status te__packed_views(te_packed_list *l, const te_param *p, const te_packed *part, te__packed_range range,

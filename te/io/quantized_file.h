@@ -13,9 +13,9 @@
  *     <name>                     F32, F16 or BF16; cast to the op's format of blocks, or converted to the list's dtype
  *     <name>_blocks, <name>_scales
  *                                MXFP4 as in gpt-oss: U8 [experts, rows, cols / 32, 16] and [experts, rows, cols / 32];
- *                                for an expert_linear (TE_PACKED_EXPERTS), or a linear, which gets one expert
+ *                                for an expert_linear (TE_PACKED_EXPERTS), or one of the experts for a linear
  *     <name> with its ending "weight" replaced by qweight, qzeros, scales, and perhaps g_idx
- *                                GPTQ, qweight I32 [cols / 8, rows]; or AWQ (for GEMMs), qweight I32 [cols, rows / 8]
+ *                                GPTQ, qweight I32 [cols / 8, rows]; AWQ (GEMM version), qweight I32 [cols, rows / 8]
  * Codes and scales of 4-bit weights are not rounded. MXFP4 becomes the format mxfp4. GPTQ and AWQ become int4 or int4z
  * with blocks of 128, 64 or 32 weights, the largest of these sizes that divides the file's group size. te_mxfp4_load
  * converts MXFP4 to parameters in floats, through the views of te_packed_add.
@@ -353,11 +353,12 @@ TE_API te_status te__quantized_tensor_of(te_weight_part *part, const te__block_b
  * linears and embeddings keep the file's 4 bits, or are cast to a format of blocks (block_weights.h); without this
  * option they are converted to the dtype of the list of ops. prefix: the text with which the names of all these tensors
  * begin. Call te_tie afterwards if parameters are tied. Waits for the stream. After an error m must be bound again, and
- * no allocated memory is left. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a tensor or the table has
- * another shape than the parameter, or is not in 4 bits; TE_ERROR_DTYPE; TE_ERROR_VALUE: a group size that is not a
- * multiple of 32, act-order, a scale that is not finite or not exact in f16, a number that does not fit the format, a
- * tensor in another format than the list's option names, an unknown expert; TE_ERROR_STATE: m has memory, or its
- * parameters are sharded over ranks; TE_ERROR_MEMORY; TE_ERROR_IO. */
+ * no allocated memory is left. Errors: TE_ERROR_FORMAT: a tensor is missing; TE_ERROR_SHAPE: a tensor has another
+ * shape, the tensors have more or fewer rows than the parameter, or a parameter of one row is in 4 bits;
+ * TE_ERROR_DTYPE; TE_ERROR_VALUE: a group size that is not a multiple of 32, act-order, a scale that is not finite or
+ * not exact in f16, a number that does not fit the format, a tensor in another format than the option (weights, ..)
+ * says, an unknown expert; TE_ERROR_STATE: m has memory, or its parameters are sharded over ranks; TE_ERROR_MEMORY;
+ * TE_ERROR_IO. */
 TE_API te_status te_quantized_bind(te_block_weights *w, te_model *m, const te_packed *parts, int count,
                                    const char *prefix, const te_quantized_source *from, te_context *ctx) {
     te__block_binding b;

@@ -205,8 +205,8 @@ TE_API int64_t te__safetensors_convert(void *to, te_dtype as, const void *from, 
     }
     return -1;
 }
-/* Read the elements at to at + n - 1 of tensor t, without conversion. If `want` describes a slice of t, the elements
- * are counted within the slice. */
+/* Read n elements of tensor t, from element number `at` on, without conversion. If `want` describes a slice of t, the
+ * elements are counted within the slice. */
 TE_API te_status te__safetensors_get_part(const te_safetensors *f, const te_safetensor *t, const te_safetensor *want,
                                           char *to, int64_t at, int64_t n, te_context *ctx) {
     const size_t size = te_safetensors_dtype_bytes(t->dtype);

@@ -11,10 +11,11 @@
  *     te_safetensors_close(&file);
  *
  * Tensors must have the same names as in a checkpoint (checkpoint.h). A checkpoint itself can be such a file; its other
- * tensors are ignored. If the file stores the lists of ops of its models as texts, each must agree with the list of ops
- * of the model here, except for dropout, last_token, cross_entropy and sample, which weights do not depend on.
- * Therefore the weights of a trained model can be used for inference. A different number of heads, eps or activation is
- * an error, although names and shapes would agree. Only te_safetensors_verify verifies the checksum.
+ * tensors are ignored. If the file stores a model's list of ops as a text, the list of the model that takes the weights
+ * must agree with it; a different number of heads, eps or activation is an error, even if names and shapes agree. The
+ * lists may differ in dropout, last_token, cross_entropy and sample, because weights do not depend on these ops. So the
+ * weights of a trained model can be used for inference. te_weights_use and te_weights_load do not verify the file's
+ * checksum; te_safetensors_verify does.
  */
 #ifndef TE_WEIGHTS_H
 #define TE_WEIGHTS_H

@@ -48,8 +48,8 @@ typedef struct te_adamw {
     float *master;
     int64_t m_elements, v_elements; /* the numbers of elements in m and in v, including the gaps between tensors. Only
                                        tensors that AdamW updates have a v */
-    te_rule rule;                   /* the config's value at te_adamw_init; so are the members moments, no_master and
-                                     * takes below */
+    te_rule rule;                   /* te_adamw_init copies the config's rule here, and its moments, no_master and
+                                     * muon_takes to the members below */
     te_dtype moments;               /* the format of m and v */
     int no_master;
     te_muon_takes takes;
@@ -77,8 +77,8 @@ typedef struct te_adamw_iter {
     int64_t m_at, v_at, master_at; /* indices of the next tensor's first element in opt->m, opt->v and opt->master */
     int model;                     /* the index of the parameter's model */
     const te_param *param;
-    int64_t from, elements; /* the parameter's elements from to from + elements - 1: all elements or, with ZeRO-1, this
-                             * rank's shard */
+    int64_t from, elements; /* a range of the parameter's elements, by its first element and its length: all elements
+                             * or, with ZeRO-1, a range that this rank updates */
     float *master;          /* [elements], in target memory: the master weights of these elements. If the parameter is
                              * f32, `master` points into param->data. Null if there are no master weights
                              * (config.no_master) */

@@ -4,7 +4,7 @@
  * 2), or 1 / ranks of the gradients and of the weights (config.zero 3).
  *
  * Whole gradients and, with config.zero 3, whole weights exist only in config.slots buffers, called slots; list i uses
- * slot i % config.slots. A pass (forward or backward) of list i first makes the stream wait until the slot contains the
+ * slot i % config.slots. A pass (forward or backward) of list i first makes its stream wait until the slot contains the
  * weights of list i. The pass then starts to gather the weights of the lists that run next, on the streams of their
  * slots, so that the gathers overlap with the pass. When a backward has written its last gradient, the slot's gradients
  * are reduce-scattered on the slot's stream and added to this rank's shard. te_adamw with config.shards updates the
@@ -86,8 +86,8 @@ typedef struct te_fsdp {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Return how many elements of a list each rank stores: the rank's shard, and the few elements behind the last rank's
- * shard, which all ranks store. */
+/* Return how many elements of a list each rank stores: one shard, and the remainder, i.e. the few elements that are
+ * left over after the list is cut into one shard for each rank. Every rank stores the whole remainder. */
 TE_API int64_t te__fsdp_shard_elements(const te_plan *plan, int ranks) {
     const int64_t all = te_plan_param_elements(plan), shard = te__slice_elements(all, ranks);
     return shard + (all - shard * ranks);
@@ -179,8 +179,8 @@ TE_API void te__fsdp_take_slot(const te__fsdp_list *l) {
     for (int i = l->slot; i < l->of->count; i += l->of->config.slots)
         l->of->list[i].shards.is_gathered = l->of->list[i].is_ahead = 0;
 }
-/* Copy the few weights behind the last rank's shard, which every rank stores, to the slot of list l if to_slot is 1;
- * otherwise copy these weights from the slot. */
+/* Copy the weights in the remainder (te__fsdp_shard_elements) from this rank's memory to the slot of list l if to_slot
+ * is 1, else from the slot to this rank's memory. */
 TE_API te_status te__fsdp_copy_remainder(const te__fsdp_list *l, int to_slot, te_context *ctx) {
     const te_model_shards *s = &l->shards;
     const size_t size = te_dtype_bytes(l->model->plan->dtype);
@@ -213,8 +213,8 @@ TE_API te_status te__fsdp_gather(te__fsdp_list *l, te_context *ctx) {
 TE_API int te__fsdp_has_weights(const te__fsdp_list *l, int is_backward) {
     return l->shards.is_gathered && l->written == te__fsdp_writes(l->model) && (is_backward || l->is_ahead);
 }
-/* The callback te_model_shards.begin, which a forward or backward calls at its beginning (see the head of this
- * file). */
+/* The callback te_model_shards.begin, which a forward or backward calls at its beginning: makes the stream wait for the
+ * list's weights, and starts to gather the weights of the lists that run next. */
 TE_API te_status te__fsdp_begin(te_model_shards *s, int is_backward, int accumulates, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)((char *)s - offsetof(te__fsdp_list, shards));
     te_fsdp *f = l->of;
@@ -275,8 +275,8 @@ TE_IF_USED TE_API te_status te__fsdp_reduce_now(const te__fsdp_list *l, te_conte
     TE_TRY(te__fsdp_add_to(s->grads, slot + s->rank * s->elements, s->elements, l->accumulates, ctx));
     return te__fsdp_add_to(s->grads + s->elements, slot + behind, l->model->elements - behind, l->accumulates, ctx);
 }
-/* The callback te_watch.is_final, which backward calls once for each gradient, when it is complete. After the last
- * gradient of a list, this function enqueues the reduction on the slot's stream. */
+/* The callback te_watch.is_final, which backward calls once for each gradient, when the gradient is complete. After the
+ * last gradient of a list, this function enqueues the reduction on the slot's stream. */
 TE_IF_USED TE_API te_status te__fsdp_grad_ready(te_watch *w, const te_param *p, te_context *ctx) {
     te__fsdp_list *l = (te__fsdp_list *)(void *)w;
     te_side_stream *side = &l->of->side[l->slot];

@@ -15,7 +15,7 @@
  * its shards' gradients, and rank 0 also includes the gradients of replicated parameters. The sums of all ranks are
  * then gathered and added in the order of the ranks. With ZeRO-1 (zero1.h), a rank has reduced gradients only for its
  * own shard; therefore the sums are first gathered and added over the data group. With pipeline parallelism, each stage
- * has other models; therefore the sums are at last gathered and added over the pipeline group. Gradients of copies
+ * has other models; therefore the sums are finally gathered and added over the pipeline group. Gradients of copies
  * (te_model_mark_copy) are left out.
  *
  * The result is bitwise identical on every run and with any number of threads, because no atomics are used: tensors are

@@ -192,8 +192,8 @@ TE_API te__fp8_cache_layout te__fp8_cache_layout_of(te_model *const *models, int
     }
     return l;
 }
-/* Return the number of chunks of a weight. A chunk, the work of one thread block, is a row with rowwise scales,
- * otherwise a tile of 128 x 128. */
+/* Return the number of chunks of a weight. A chunk is the work of one thread block: a row of the weight if the scales
+ * are rowwise, otherwise a tile of 128 x 128. */
 TE_API int64_t te__fp8_cache_chunks(const te_param *p, int granularity) {
     if (granularity == TE__WEIGHTS_ROWWISE) return p->rows;
     return te_ceil_div(p->rows, TE_FP8_TILE) * te_ceil_div(p->cols, TE_FP8_TILE);
@@ -258,8 +258,8 @@ TE_API te_status te__fp8_cache_launch(const te_fp8_ops *ops, const te_multi_tens
            : granularity == TE__WEIGHTS_BLOCKWISE ? ops->cast_weights_by_block(t, ctx)
                                                   : ops->cast_weights_by_row(t, ctx);
 }
-/* Move t, a range of t->count entries of the table of weights, to the empty range behind these entries. The caller has
- * launched a kernel for the entries, or they need no kernel. */
+/* Advance t past its t->count entries of the table of weights, so that t is empty. The caller has launched a kernel for
+ * these entries, or they need no kernel. */
 TE_API void te__fp8_cache_skip(te_multi_tensor *t, int granularity) {
     t->tensor = (const char *)t->tensor + te__fp8_cache_entry_bytes(granularity) * (size_t)t->count;
     t->first += t->count;

@@ -2,15 +2,14 @@
  * optimizations toward training trillion parameter models", SC 2020). This file determines which elements of the
  * parameters each rank updates, and gathers the parameters after the update.
  *
- * Normally a model's parameter buffer, gaps included, is divided into one shard of te__slice_elements elements for each
- * rank, regardless of where tensors begin. The few elements behind the last shard are replicated: every rank updates
- * all of them.
+ * Normally a model's parameter buffer, gaps included, is cut into one shard of te__slice_elements elements for each
+ * rank, regardless of where tensors begin. The remainder, the few elements that are left over behind the last shard, is
+ * replicated: every rank updates all of it.
  *
  * Muon needs whole matrices. If the callback te_zero1.whole is set, each matrix for which it returns 1 belongs to one
  * rank. The matrices are assigned to ranks such that no rank's work exceeds the mean by more than the work of one
- * matrix. Every other tensor is then cut into one shard for each rank. A tensor of less than TE_ZERO1_MIN_ELEMENTS
- * elements is not divided but replicated, because a collective would take longer than updating the tensor on every
- * rank.
+ * matrix. Every other tensor is cut into one shard for each rank if it has at least TE_ZERO1_MIN_ELEMENTS elements. A
+ * smaller tensor is replicated, because a collective would take longer than updating the tensor on every rank.
  *
  * Do this:
  *     te_zero1_iter it = te_zero1_iter_of(models, 2, te_zero1_of(0, 4));   // rank 0 of 4
@@ -93,8 +92,8 @@ TE_API int te__zero1_next_matrix(te__zero1_matrix_iter *it) {
 
 /* ---- iterating over the shard of a rank -------------------------------------------------------------------------- */
 
-/* A rank can update two ranges of a parameter's elements: one range in the rank's shard, and one range among the
- * elements behind the last shard, which every rank updates. */
+/* A rank updates up to two ranges of a parameter's elements: one in the rank's shard, and one in the remainder, which
+ * is replicated on all ranks (see the head of this file). */
 enum { TE__ZERO1_SHARD, TE__ZERO1_REMAINDER, TE__ZERO1_DONE };
 
 typedef struct te_zero1_iter {
@@ -102,8 +101,8 @@ typedef struct te_zero1_iter {
     te_zero1 zero1;
     te_param *param;                /* the current parameter */
     int model;                      /* the index of the parameter's model */
-    int64_t from, elements;         /* the current range: this rank updates the parameter's elements from to from +
-                                     * elements - 1 */
+    int64_t from, elements;         /* the current range of the parameter's elements, by its first element and its
+                                     * length; this rank updates this range */
     int64_t before;                 /* the number of elements of all parameters before the current parameter, gaps
                                      * included */
     int is_replicated;              /* 1: every rank updates this range */

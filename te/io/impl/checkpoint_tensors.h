@@ -2,10 +2,11 @@
  * functions that copy these shards to and from the file.
  *
  * A checkpoint has whole tensors, but a rank may have only parts of a tensor. With tensor parallelism, a rank has
- * contiguous runs of a parameter (te/plan/bind.h). With ZeRO-1, a rank has the optimizer state for two ranges of a
- * parameter's elements: its shard, and a range among the few elements behind the last rank's shard, which all ranks
- * have (zero1.h). With ZeRO-3, a rank has also the parameter itself only for these two ranges (fsdp.h). The file stores
- * an optimizer's 8-bit moments as bf16.
+ * contiguous runs of a parameter (te/plan/bind.h). ZeRO-1 cuts a model's elements into shards of equal size, one for
+ * each rank; the remainder, the few elements that are left over, is replicated on all ranks (zero1.h). So a rank may
+ * have the optimizer state for two ranges of a parameter's elements: one in the rank's shard, and one in the remainder.
+ * With ZeRO-3, a rank stores the parameter itself, too, only for these two ranges (fsdp.h). The file stores an
+ * optimizer's 8-bit moments as bf16.
  *
  * Saving from several ranks: all ranks go through the tensors in the order of the file, TE_SAFETENSORS_STAGING bytes at
  * a time. Each rank fills a buffer with -0.0 and copies its shards into the buffer. An all-reduce sums the buffers.
@@ -29,9 +30,9 @@ typedef enum te__shard_format { TE__AS_STORED, TE__M_8BIT, TE__V_8BIT } te__shar
 /* A shard of a tensor, i.e. a range of the tensor's elements that this rank has. */
 typedef struct te__tensor_shard {
     void *data;              /* target memory */
-    int64_t from, elements;  /* the shard's elements, from to from + elements - 1, counted from this rank's first
-                              * element of the parameter */
-    int saves;               /* 1: this rank saves the shard's elements that are not copies of another rank's elements
+    int64_t from, elements;  /* the index of the shard's first element, counted from this rank's first element of the
+                              * parameter; and the number of the shard's elements */
+    int saves;               /* 1: this rank saves the shard, except elements that are copies of another rank's elements
                               * (te_shard_layout.owned). If several ranks of a data group hold the shard, exactly one of
                               * these ranks saves it */
     te__shard_format format; /* how the shard is stored in memory; 8-bit moments are bf16 in the file, and are converted
@@ -42,8 +43,8 @@ typedef struct te__sharded_tensor {
     int64_t rows, cols;        /* the shape of the whole tensor */
     /* which contiguous runs (ranges) of the whole tensor's elements this rank of the tensor group has */
     te_shard_layout runs;
-    te__tensor_shard shard[2]; /* [shards]: this rank's parts of the elements in `runs`. With ZeRO-1, the second shard
-                                * is among the replicated elements behind the last rank's shard */
+    te__tensor_shard shard[2]; /* [shards]: the ranges of the elements in `runs` that this rank stores: all elements or,
+                                * with ZeRO, at most two ranges (see the head of this file) */
     int shards;
 } te__sharded_tensor;
 
@@ -59,7 +60,7 @@ TE_API te__sharded_tensor te__sharded_tensor_of(const te_param *p, const te_grou
     return w;
 }
 
-/* A part of a whole tensor: its elements [at, at + count), in target memory. */
+/* A part of a whole tensor, in target memory: the elements at, at + 1, ..., at + count - 1 of the tensor. */
 typedef struct te__tensor_part {
     void *data;   /* the elements of the part */
     int64_t at, count;
@@ -122,9 +123,9 @@ typedef struct te__checkpoint_tensors {
     float loss_scale;
     /* 1: the file has the state of dynamic loss scaling (loss_scale and loss_scale_steps) */
     int has_loss_scale;
-    /* With a pipeline, exactly one stage must save each model; the sum of `saves` over all ranks shows whether this is
-     * so, because it must equal `models`. saves: on one rank of each stage, the sum of te__model_mark over the stage's
-     * models, except copies; on all other ranks 0. models: the sum of te__model_mark over all models */
+    /* With a pipeline, each model must be saved by exactly one stage. models: the sum of te__model_mark over all
+     * models. saves: on one rank of each stage, the sum of te__model_mark over the models that this stage saves; 0 on
+     * the stage's other ranks. te__checkpoint_agree checks that the sum of `saves` over all ranks equals `models` */
     uint32_t saves, models;
     int numbers;                 /* how many tensors at the beginning of the list are loaded first: step counts, random
                                   * state, and FP8 scales */
@@ -182,9 +183,9 @@ TE_API void te__checkpoint_count_model(te__checkpoint_tensors *l, int i, const t
     l->models += te__model_mark(i);
     if (!l->replica && !l->ranks->rank && !m->is_elsewhere && !is_copy) l->saves += te__model_mark(i);
 }
-/* Add the shards of a parameter that te_fsdp_init has sharded over the data group. This rank has two ranges of the
- * parameter's elements: one in the rank's shard of the model, and one among the replicated elements behind the last
- * rank's shard. */
+/* Add the shards of a parameter that te_fsdp_init has sharded over the data group. This rank has up to two ranges of
+ * the parameter's elements: one in the rank's shard of the model, and one in the replicated remainder (see the head of
+ * this file). */
 TE_API void te__checkpoint_add_param_shards(te__checkpoint_tensors *l, te_model *m, const te_param *p) {
     const te_model_shards *s = m->shards;
     const int64_t behind = s->elements * s->ranks, at = p->grad - m->grads, end = at + p->rows * p->cols;

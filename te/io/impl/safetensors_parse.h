@@ -4,9 +4,9 @@
  *     {"__metadata__":{"key":"value"},"fc.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}
  *
  * The file is not trusted. Each size in the file is checked against the size of the file before it is used, and the
- * tensors must cover the data without gaps or overlap. Unknown fields of a tensor, and metadata that are no strings,
- * are skipped. A tensor with an unknown dtype or with too many dimensions is no error: it is listed with the size that
- * follows from its offsets, so that a program can use the other tensors of the file.
+ * tensors must cover the data without gaps or overlap. Unknown fields of a tensor are skipped. Metadata that are no
+ * strings are listed with the value null. A tensor with an unknown dtype or with too many dimensions is no error: it is
+ * listed with the size that follows from its offsets, so that a program can use the other tensors of the file.
  */
 #ifndef TE_SAFETENSORS_PARSE_H
 #define TE_SAFETENSORS_PARSE_H
@@ -87,7 +87,7 @@ TE_API te_status te__safetensors_parse_tensor(te_safetensor *t, te__json *j, uin
     return te__safetensors_set_size(t, begin, end, data_bytes, j);
 }
 /* Parse the JSON value of "__metadata__": an object, or null if there is no metadata. A key whose value is no string is
- * listed with the value null, so that te_safetensors_verify can notice a damaged key. */
+ * listed with the value null. So te_safetensors_verify notices if the checksum was damaged and is no string. */
 TE_API te_status te__safetensors_parse_metadata(te_safetensors *f, te__json *j) {
     if (te__json_peek(j) == 'n') return te__json_skip(j);
     TE_TRY(te__json_expect(j, '{'));

@@ -32,7 +32,8 @@ typedef struct te__adamw_tensor {
     int64_t at;    /* the index, a multiple of 4, of the tensor's first element among the elements of all tensors, from
                     * which Philox's counter is computed */
     float decay;
-    float lr;      /* factor: the tensor's learning rate is te_adamw_state.lr * lr */
+    float lr;      /* factor of the tensor's learning rate: te_adamw_state.adamw_lr * lr (AdamW) or te_adamw_state.lr *
+                    * lr */
     te_dtype dtype;
     te_rule rule;
 } te__adamw_tensor;
@@ -41,10 +42,11 @@ typedef struct te__adamw_tensor {
  * weight is stored. */
 typedef struct te__adamw_variant { te_dtype moments; te_rule rule; } te__adamw_variant;
 
-/* A block of 256 lanes (threads) updates a chunk of 2048 elements: each lane makes two times four 16-byte loads. Four
- * blocks are resident on a multiprocessor. With 16-bit or 8-bit moments, arithmetic takes as long as memory accesses,
- * and more warps hide the latency of both better (AdamW with bf16 moments: 853 us with two blocks, 717 us with four). A
- * CPU copies 32 elements at a time to local arrays, of which the compiler knows that they do not alias. */
+/* A block of 256 lanes (threads) updates a chunk of 2048 elements, i.e. each lane updates two vectors of 4 elements.
+ * Four blocks are resident on a multiprocessor. With 16-bit or 8-bit moments, arithmetic takes as long as memory
+ * accesses, and more warps hide the latency of both better (AdamW with bf16 moments: 853 us with two blocks, 717 us
+ * with four). A CPU copies 32 elements at a time to local arrays, of which the compiler knows that they do not
+ * alias. */
 enum { TE__ADAMW_CHUNK = 2048, TE__ADAMW_THREADS = 256, TE__ADAMW_LANES = TE_CUDA ? 256 : 1,
       TE__ADAMW_WIDTH = TE_CUDA ? 4 : 32, TE__ADAMW_RESIDENT = 4 };
 
@@ -372,8 +374,9 @@ TE_BOTH float *te_moment_scales(void *moment, int64_t elements) {
  * for v, the square of this product) is finite, and is either 0 or at least 2^-126. */
 TE_BOTH float te__moment_scale(float amax, const int root) {
     const uint32_t least = root ? 127u - 54u : 127u - 117u, last = root ? 127u + 55u : 127u + 119u;
-    /* 448 is 1.75 * 2^8. So the addition increases the exponent e of amax by one if the mantissa of amax exceeds
-     * 1.75. */
+    /* Let amax = f * 2^k with 1 <= f < 2. Because 448 = 1.75 * 2^8, the scale is 2^(k - 8) if f <= 1.75, else
+     * 2^(k - 7). The mantissa bits of 1.75 are 0x600000. Therefore adding 0x1fffff to the bits of amax increases the
+     * exponent by one if f > 1.75, and leaves it unchanged if f <= 1.75. */
     uint32_t e = (te_bits_of_float(amax) + 0x1fffffu) >> 23;
     e = e < least + 8u ? least : e - 8u;
     return te_float_of_bits((e < last ? e : last) << 23);
@@ -532,8 +535,8 @@ TE_KERNEL_IF_USED(te_sgd_update_8bit, TE__ADAMW_THREADS, TE__ADAMW_RESIDENT, te_
 
 /* ---- moments in 8 bits: to and from bf16, for checkpoints -------------------------------------------------------- */
 
-/* The arguments of the kernels that convert 8-bit moments to or from bf16: the elements from to from + count - 1 of a
- * tensor's m or v. */
+/* The arguments of the kernels that convert 8-bit moments to or from bf16: `count` elements of a tensor's m or v, from
+ * element number `from` on. */
 typedef struct te__moments_args {
     uint8_t *code;  /* [blocks * TE_MOMENT_BLOCK] */
     float *scale;   /* [blocks] */
@@ -560,10 +563,10 @@ TE_FN void te__moments_to_bf16_body(const te__moments_args *a, te_block b) {
     TE_UNROLL for (int k = 0; k < TE__MOMENT_PER_LANE; k++)
         if (at + k >= a->from && at + k < a->from + a->count) a->bf16[at + k - a->from] = te_bf16_of_float(v[k]);
 }
-/* Convert the elements from to from + count - 1 from bf16 to 8 bits. The first and the last block may also have
- * elements outside this range; they are quantized again with the block's new scale, which changes their values only if
- * the scale has grown. Therefore, if a block is 0 at first and is then loaded in several parts, it gets exactly the
- * codes that it had when it was saved. */
+/* Convert a->count elements, from element number a->from on, from bf16 to 8 bits. The first and the last block may
+ * have other elements, too; these are quantized again, with the block's new scale. If a block is set to 0 and then
+ * loaded in several parts, quantizing again changes no value, because no scale on the way is larger than the scale with
+ * which the block was saved. */
 TE_FN void te__moments_from_bf16_body(const te__moments_args *a, te_block b) {
     int group;
     te_lanes lanes = te_lanes_here(TE__MOMENT_LANES, &group);
@@ -587,9 +590,9 @@ TE_KERNEL_IF_USED(te_moments_to_bf16, TE__MOMENT_LANES, 1, te__moments_args, te_
 TE_KERNEL_IF_USED(te_moments_from_bf16, TE__MOMENT_LANES, 1, te__moments_args,
                   te__moments_from_bf16_body(te_args, te_at))
 
-/* Convert the elements from to from + count - 1 of m (root 0) or v (root 1) from 8 bits to bf16 or, if `loads` is 1,
- * from bf16 to 8 bits. elements: the number of elements of the tensor. bf16: [count], target memory. Reads and writes 3
- * bytes in all for each converted element. */
+/* Convert `count` elements of m (root 0) or v (root 1), from element number `from` on, from 8 bits to bf16 or, if
+ * `loads` is 1, from bf16 to 8 bits. elements: the number of elements of the tensor. bf16: [count], target memory.
+ * Reads and writes 3 bytes in all for each converted element. */
 TE_IF_USED TE_API te_status te__moments_copy(void *moment, int64_t elements, int root, int64_t from, int64_t count,
                                              void *bf16, int loads, te_context *ctx) {
     te__moments_args a;
