@@ -119,7 +119,8 @@ TE_FN float te__microscaled_max(float m, float v) {
     return TE_CUDA ? fmaxf(m, a) : a > m ? a : m;
 }
 /* Return the distance, in scales, from the scale of a block to the scale of the block with the same number in the next
- * line. For swizzled scales, the result is valid only between lines of the same 32 lines. */
+ * line. For swizzled scales, the result is valid only between two lines of the same group of 32 lines, i.e. with the
+ * same line / 32. */
 TE_BOTH int64_t te__microscale_stride(te_microscaling format, const te_microscaled_shape *s, int columnwise,
                                       int swizzled) {
     return swizzled ? 16 : columnwise && format == TE_MXFP8 ? 1 : s->blocks;

@@ -253,8 +253,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 
 /* Define two kernels that cast the results of `compute`, one for a number of columns that is a multiple of eight and
  * one for any number of columns, and te_status name_run(const type *, ctx), which launches the right one. resident: the
- * number of blocks that must fit on an SM, to which the compiler limits the registers of a thread. inputs: how many
- * vectors the load function fills. */
+ * number of thread blocks that must fit on an SM; the compiler limits the registers of a thread accordingly. inputs:
+ * how many vectors the load function fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \

@@ -62,8 +62,8 @@ typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_
  * and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
-        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among the elements 8 k to 8 k + 7 of a line, in the
-         * dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
+        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among the elements 8 * k to 8 * k + 7 of a line, in
+         * the dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;

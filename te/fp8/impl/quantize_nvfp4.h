@@ -73,8 +73,8 @@ TE_BOTH void te_hadamard16(float v[16]) {
 
 /* Three numbers that are computed from the amax of a tensor. */
 typedef struct te_nvfp4_scale {
-    float decode;     /* 1 / encode, where encode is 6 * 448 / amax. te_nvfp4_factor computes from it, as
-                       * TransformerEngine does, 1 / scale of a block */
+    float decode;     /* 1 / encode, where encode is 6 * 448 / amax. An element of a block with scale s is multiplied by
+                       * 1 / (s * decode) */
     float multiplier; /* encode / 6. A block's scale is the block's amax * multiplier */
     float value;      /* amax / (6 * 448), the scale of the whole tensor */
 } te_nvfp4_scale;
@@ -142,8 +142,8 @@ TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t
 typedef struct te__nvfp4_tile { int64_t row, col; } te__nvfp4_tile;
 /* The part of a 16 x 16 unit that a lane holds, 16 rows of eight columns (on the host, the whole unit). unit_row,
  * unit_col: the unit's position in the tile. row, col: the part's first row and first column in the tensor. rows: how
- * many of the part's 16 rows lie inside the tensor; 0 if none of its columns does. across: 0 for the unit's first eight
- * columns, 1 for its last eight. */
+ * many of the part's 16 rows lie inside the tensor; 0 if all columns of the part lie outside. across: 0 for the unit's
+ * first eight columns, 1 for its last eight. */
 typedef struct te__nvfp4_lane {
     int unit_row, unit_col;
     int64_t row, col;
@@ -269,9 +269,9 @@ TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng
         codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
     return codes;
 }
-/* Where a lane stores its lines (rows, or columns). data, scales: the addresses for the first line's elements and
- * scale. pitch, stride: the distance in bytes from one line's elements, or scale, to the next line's. count: how many
- * lines are stored. */
+/* Where a lane stores its lines (rows, or columns). data: the address for the first line's elements; pitch: the
+ * distance in bytes to the next line's elements. scales: the address for the first line's scale; stride: the distance
+ * in bytes to the next line's scale. count: how many lines are stored. */
 typedef struct te__nvfp4_lines { uint8_t *data, *scales; int64_t pitch, stride; int count; } te__nvfp4_lines;
 
 #if TE_CUDA
@@ -429,7 +429,7 @@ TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
 /* Transpose a matrix of 8 x 8 numbers of four bits each: number j of to[i] = number i of from[j]. */
 TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     uint32_t pairs[2][4], t[4];
-    /* byte i of pairs[odd][j] holds number 2 i + odd of from[2 j] and of from[2 j + 1] */
+    /* byte i of pairs[odd][j] holds number 2 * i + odd of from[2 * j] and of from[2 * j + 1] */
     TE_UNROLL for (int j = 0; j < 4; j++) {
         const uint32_t a = from[2 * j], b = from[2 * j + 1];
         pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;

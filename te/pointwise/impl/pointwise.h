@@ -185,9 +185,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* The number of lanes that share a row in a kernel with a norm. Forward: one warp processes a row of up to 1024
- * columns, and 64 to 1024 threads process a longer row. Backward: one warp processes a row of up to 1024 columns. A
- * longer row is divided among so many lanes that a lane has only one or two vectors of eight elements up to 4096
- * columns, because the sums over rows take most of a lane's registers. */
+ * columns, and 64 to 1024 threads process a longer row. Backward: one warp processes a row of up to 1024 columns. A row
+ * of 1025 to 4096 columns is divided among so many lanes that a lane has only one or two vectors of eight elements,
+ * because the sums over rows take most of a lane's registers. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
@@ -332,7 +332,7 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
  * te_pointwise_shape.smem_gamma bytes. */
 typedef struct te_pointwise_part {
     int tile; /* the number, within a row, of the first vector of eight elements on which the thread block works */
-    int64_t first, step; /* the group works on the rows first, first + step, first + 2 step, and so on */
+    int64_t first, step; /* the group works on the rows first, first + step, first + 2 * step, and so on */
     float *sums;
     te_vec8 *rows;
     te_smem16 *smem_gamma;

@@ -56,7 +56,7 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
  * vectors of eight columns that the lane has. */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* The elements on which a lane works: columns 8 * vector to 8 * vector + 7 of the rows row, row + step, row + 2 step,
+/* The elements on which a lane works: columns 8 * vector to 8 * vector + 7 of the rows row, row + step, row + 2 * step,
  * and so on. sums: the lane's sums over these rows. amax_bits: the bits of the largest |y| that the lane has stored so
  * far. */
 typedef struct te_map_slice {

@@ -120,8 +120,9 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* 1 if the op and the fork whose value it reads are in the same pattern, else 0. If 1, the pattern's own kernel stores
- * this value (in backward, the gradient that the op sends to the fork) before reading the value. */
+/* 1 if the kernel of the pattern itself stores the tensor that the op reads, else 0. In forward, the tensor is a fork's
+ * value, and the result is 1 if the fork is in the pattern. In backward, the op is a fork that reads the gradient of
+ * its value, and the result is 1 if an op that uses the fork is in the pattern. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \

@@ -68,7 +68,7 @@ typedef struct te_pointwise_exit {
 /* Return 1 if the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes; 0 if the GEMM's step
  * quantizes the operand. saved: 1 if forward also saves the operand in the dtype of the list of ops. Training under
  * fp8_block also needs the transpose of the operand, which only a tile kernel can store
- * (pointwise_quantize_transpose.h); if the step has no tile kernel, the result is then 0. */
+ * (pointwise_quantize_transpose.h); if the step has no tile kernel, the function then returns 0. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -339,8 +339,8 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     }
     return TE_OK;
 }
-/* Prepare memory for the gradient that the step computes in backward, that of the input of op number `end`. The
- * gradient is stored in the form that the op before op `end` reads. */
+/* Prepare memory for the result of a backward step, which is the gradient of the input of op number `end`. The gradient
+ * is stored in the form in which its consumer reads it. */
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
