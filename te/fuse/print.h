@@ -109,8 +109,8 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : te__rows_per_token(op->out_rows) * op->stats * (long)sizeof(float);
     if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* The op reads the fork's value in addition to the step's input. If the
-                                                * fork is the op in front of the step, the value is the step's input,
-                                                * and is not counted twice. */
+                                                * op in front of the step is the fork, the value is the step's input
+                                                * itself, and is not counted twice. */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += te__in_bytes(op, size);
     }

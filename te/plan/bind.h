@@ -185,8 +185,8 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     return bytes;
 }
 /* Return the number of elements in each slice if ZeRO-1 cuts a buffer of `elements` elements into `ranks` equal slices,
- * one for each rank. Because slices are whole multiples of TE_PARAM_ALIGN elements, some elements after the last slice
- * belong to no slice; every rank holds them. */
+ * one for each rank. A slice is a multiple of TE_PARAM_ALIGN elements. If elements remain after the last slice, they
+ * belong to no slice, and every rank holds them. */
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }

@@ -222,8 +222,8 @@ typedef struct te_op {
     int parts;                    /* the columns of the op's output consist of this many parts, each of which is split
                                    * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
                                    * whole */
-    int first_part;               /* (width of the first part of the output columns) / (width of each other part): heads
-                                   * / kv_heads for a fused q, k, v */
+    int first_part;               /* (width of the first part of the output columns) / (width of each other part):
+                                   * heads / kv_heads for a fused q, k, v */
     int copies;                   /* how many consecutive ranks hold the same columns of each part except the first. For
                                    * a fused q, k, v with fewer kv heads than ranks, this is ranks / kv_heads; otherwise
                                    * 1 */
@@ -359,9 +359,7 @@ typedef struct te_plan {
     const te_op *op;
     const te_step *forward, *infer, *backward;
     int region_count;
-    const te_recompute_region *region; /* the list's recompute regions. Regions do not change which ops are fused into
-                                        * which steps, so the results of a list are bitwise identical with and without
-                                        * regions */
+    const te_recompute_region *region; /* the list's recompute regions, in list order (te/ops/recompute.h) */
     int takes_dims; /* 1: the widths are symbols (dims.h), and the plan cannot run; te_plan_set_dims makes a plan with
                      * numbers, which can run */
     const te_fp8_ops *fp8; /* the FP8 functions, or null if the list names no recipe */
@@ -472,8 +470,8 @@ typedef struct te_watch {
 
 /* The shards of an instance whose gradients, or whose weights and gradients, are sharded over the data group
  * (te/optim/fsdp.h). The memory to which the instance is bound is then filled and used only while a pass runs. An
- * instance with n elements is cut into `ranks` shards of te__slice_elements(n, ranks) elements, one for each rank. The
- * few remaining elements, after the last shard, belong to no shard; every rank holds them. */
+ * instance with n elements is cut into `ranks` shards of te__slice_elements(n, ranks) elements, one for each rank. If
+ * elements remain after the last shard, they belong to no shard, and every rank holds them. */
 typedef struct te_model_shards {
     int has_weights;  /* 1: weights and gradients are sharded; 0: only gradients are */
     int is_gathered;  /* 1: the memory to which the instance is bound contains the whole weights at present */

@@ -173,9 +173,9 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store the first n of the 16 bytes w to a row of yt, because the other bytes would lie outside yt. The bytes from
- * index `exist` to n - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16,
- * and the address is a multiple of 16. */
+/* Store the first n of the 16 bytes w to a row of yt; the other bytes lie outside yt. The bytes from index `exist` to n
+ * - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16, and the address is
+ * a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -414,8 +414,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
 
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 
-/* Transpose one tile of x, an FP8 tensor of either format, because the function only moves bytes. Thread block b
- * selects the tile. Memory traffic: one byte is read and one byte written for each element. */
+/* Transpose one tile of x, an FP8 tensor, e4m3 or e5m2. The index of thread block b selects the tile. Memory traffic:
+ * one byte is read and one byte written for each element. */
 TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_shared *transposed) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;

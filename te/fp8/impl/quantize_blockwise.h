@@ -140,9 +140,9 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Set s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With blocks of 1 x
- * 128, s->line becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse. With blocks of 128 x
- * 128, s->line becomes the line's largest |x|. format_max is the largest number of the FP8 format. */
+/* Set the entry of s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With
+ * blocks of 1 x 128, the entry becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse. With
+ * blocks of 128 x 128, the entry becomes the line's largest |x|. format_max is the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;

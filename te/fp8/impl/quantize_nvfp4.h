@@ -33,8 +33,8 @@
 enum {
     TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the number of vectors of eight columns of a 16 x 16 unit that a lane holds */
     TE_NVFP4_THREADS = TE_CUDA ? 256 : 1,
-    /* a thread block casts a tile of 128 x 256 elements, which consists of units of 16 x 16; on CUDA each warp casts 4
-     * x 4 units */
+    /* a thread block casts a tile of 128 x 256 elements, which consists of units of 16 x 16; on CUDA each warp casts
+     * 4 x 4 units */
     TE_NVFP4_TILE_ROWS = 8, /* in units */
     TE_NVFP4_TILE_COLS = 16,
     TE_NVFP4_UNITS = TE_NVFP4_TILE_ROWS * TE_NVFP4_TILE_COLS
@@ -60,10 +60,10 @@ TE_BOTH void te__hadamard16_steps(float v[16], const int end) {
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
     TE_UNROLL for (int half = 1; half < end; half *= 2) te__hadamard16_step(v, half);
 }
-/* Transform 16 numbers in place: v = v T with T = D H / 4, where D is the diagonal matrix of the signs and H the 16 x
- * 16 Hadamard matrix (Sylvester's). T is orthogonal, so (dy^T T)(T^T x) = dy^T x. So the weight gradient dy^T x, which
- * sums over rows, does not change if 16 rows at a time of dy and of x are transformed. But the transform spreads an
- * outlier over 16 elements, which makes rounding errors smaller. */
+/* Transform 16 numbers in place: v = v T with T = D H / 4, where D is the diagonal matrix of the signs and H is
+ * Sylvester's Hadamard matrix of size 16. T is orthogonal: (dy^T T)(T^T x) = dy^T x. Therefore the weight gradient
+ * dy^T x, which is a sum over rows, does not change if 16 rows at a time of dy and of x are transformed. But the
+ * transform spreads an outlier over 16 elements, which makes rounding errors smaller. */
 TE_BOTH void te_hadamard16(float v[16]) {
     te__hadamard16_steps(v, 16);
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] *= 0.25f;
@@ -102,8 +102,8 @@ TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
  * before they are rounded to e2m1. value: the number by which an e2m1 element must be multiplied to get its value. */
 typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
 /* The scales of y or of yt. of_code: on CUDA, a table in shared memory with a te__nvfp4_block_scale for each ue4m3
- * code. rng: for stochastic rounding, a local copy of *q->rng, because the compiler would load *q->rng again after each
- * store. */
+ * code. rng: for stochastic rounding, a local copy of *q->rng; without the copy, the compiler would load *q->rng again
+ * after each store. */
 typedef struct te__nvfp4_scales {
     te_nvfp4_scale tensor;
     const te__nvfp4_block_scale *of_code;

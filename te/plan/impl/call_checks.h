@@ -218,9 +218,9 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Return whether the pass may run in place, that is, whether the last step may store the result `to` in the memory of
- * `from`, the value that the first step reads. The pass may run in place if the last step works element by element or
- * row by row, or does not read `from`. */
+/* Return 1 if the result `to` is in the same memory as `from`, the value that the first step reads, and the last step
+ * may overwrite `from`; else 0. The last step may do so if it works element by element or row by row, or does not read
+ * `from`, or if the steps work on dense copies. */
 TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;

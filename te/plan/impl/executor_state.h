@@ -35,8 +35,8 @@ typedef struct te_recompute_target {
  * which kind of work is left (te_value_state in value.h). */
 typedef struct te_deferred_work {
     te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For
-                      * deferred_gather, this is this rank's rows of the current value; for deferred_product, it is
-                      * operand A of the GEMM */
+                      * deferred_gather, this input is the rows of the current value that this rank holds; for
+                      * deferred_product, operand A of the GEMM */
     te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
     struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if the GEMM does not
                                          * overlap with a collective */

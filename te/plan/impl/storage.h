@@ -173,9 +173,9 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* A kernel can store its result only in the format `dtype`, although the value *v may have another format. Set *made to
- * the memory to which the kernel must store. If the formats are equal, *made is the memory of *v. If the formats
- * differ, *made is scratch memory, whose contents te__end_converted converts to *v after the kernel. */
+/* For a kernel that computes *v, but can store its result only in the format `dtype`: set *made to the memory to which
+ * the kernel must store. If *v has this format, *made is the memory of *v. Otherwise *made is scratch memory, and
+ * te__end_converted, called after the kernel, converts the contents of *made to *v. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;

@@ -49,9 +49,8 @@ TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 }
 
 /* The type of a function that loads a row to registers, row_x[k.chunks], and runs the ops before the norm on this row.
- * source: an extra argument of some load functions, or null. A load function with a source also loads gamma to
- * row_x[k.chunks] and following, and the second tensor that op number k.reads reads to row_x[2 * k.chunks] and
- * following. */
+ * source: an extra argument of some load functions, or null. A load function with a source also sets row_x[k.chunks]
+ * and following to gamma, and row_x[2 * k.chunks] and following to the second tensor that op number k.reads reads. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
@@ -251,7 +250,7 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
  *     layernorm    rstd * (d - mean(d) - xhat * mean(d * xhat))
  *     rmsnorm      rstd * (d - xhat * mean(d * xhat))
  *     l2norm       rstd * (d - xhat * sum(d * xhat))
- * dgamma is the sum over rows of dy * xhat, and dbeta the sum over rows of dy; this row's summands are added to
+ * dgamma is the sum of dy * xhat over rows, and dbeta the sum of dy over rows; the summands of this row are added to
  * m->sums. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_row_stats n, const te_norm_registers *m) {

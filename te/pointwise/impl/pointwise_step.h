@@ -436,8 +436,8 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
 }
 /* Return whether the kernel runs twice: the first run computes only the amax of the result, and the second run, once
  * the scale is known, stores the result in FP8. Two runs are faster only if the last op reads no more bytes than it
- * writes, and if the second run needs only the last op. Therefore the ops before the last op may only be biases, whose
- * results forward has saved. */
+ * writes, and if the second run executes only the last op. Therefore all ops before the last op must be biases; forward
+ * has saved their result, from which the second run starts. */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
