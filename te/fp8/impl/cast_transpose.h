@@ -173,9 +173,9 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store the first n of the 16 bytes w to a row of yt; the other bytes lie outside yt. The bytes from index `exist` to n
- * - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16, and the address is
- * a multiple of 16. */
+/* Store the first n of the 16 bytes w to a row of yt; the other bytes lie outside yt. The bytes with indices `exist` to
+ * n - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16, and the address
+ * is a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
