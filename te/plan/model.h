@@ -332,8 +332,8 @@ typedef struct te_step {
 } te_step;
 
 /* A recompute region: the ops with the indices first to last, both included, which stand between (recompute, name) and
- * (end_recompute, name) in the list. Forward saves only the output of the region's last op for backward; backward
- * recomputes the other values of these ops by running the region's forward steps a second time. The two marks are not
+ * (end_recompute, name) in the list. Of the values of these ops, forward saves at most those of the last op for
+ * backward; backward recomputes the others by running the region's forward steps a second time. The two marks are not
  * in the table of ops. */
 typedef struct te_recompute_region {
     const char *name;

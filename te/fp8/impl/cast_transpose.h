@@ -48,8 +48,8 @@ typedef struct te_fp8_out {
     const float *scale; /* each element is multiplied by *scale before it is rounded; null means a scale of 1 */
     float *inverse;     /* [2], output: 1 / scale and the scale (te_scale_save); null: they are not stored */
     int64_t rows, cols;
-    /* the number of columns of yt, from `rows` to rows + 127. It may exceed `rows`, because GEMMs need a multiple of
-     * 16. The columns of yt from index `rows` on are filled with zeros. */
+    /* the number of columns of yt, from `rows` to `rows` rounded up to a multiple of 128. It may exceed `rows`, because
+     * GEMMs need a multiple of 16. The columns of yt from index `rows` on are filled with zeros. */
     int64_t yt_cols;
     te_dtype to;        /* e4m3 or e5m2 */
     const te_rng *rng;  /* the random state for stochastic rounding */
@@ -284,7 +284,8 @@ typedef struct te_quantize {
     const float *scale; /* in target memory; null means a scale of 1 */
     float *inverse;     /* [2], output: 1 / scale and the scale; in target memory; null: not stored */
     int64_t rows, cols;
-    int64_t yt_cols; /* from `rows` to the next multiple of 128; yt's columns from index `rows` on become zeros */
+    int64_t yt_cols; /* `rows` up to `rows` rounded up to a multiple of 128; yt's columns from index `rows` on become
+                      * zeros */
     te_dtype to;
     const te_rng *rng;  /* the random state for stochastic rounding, in target memory */
     /* the number of the random stream for stochastic rounding. Two tensors that are cast with the same random state

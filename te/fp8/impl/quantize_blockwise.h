@@ -32,7 +32,8 @@ typedef struct te_quantize_blockwise {
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
-    int64_t yt_cols; /* from `rows` to the next multiple of 128; yt's columns from index `rows` on become zeros */
+    int64_t yt_cols; /* `rows` up to `rows` rounded up to a multiple of 128; yt's columns from index `rows` on become
+                      * zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128 elements; 0: blocks of 1 x 128 elements */
     te_scale_rule rule; /* only its members epsilon, margin and power_of_two are used, because there is no amax

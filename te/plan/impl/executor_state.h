@@ -114,8 +114,8 @@ typedef struct te_run {
                                                * (last_step_input) */
     te_pool pool;                  /* the workspace */
 
-    /* The addresses of the values that forward saves. These values lie in te_saved or, while a recompute region is
-     * open, in the workspace. */
+    /* The addresses of the values that forward saves. While a recompute region is open, the values of its ops lie in
+     * the workspace; all other values lie in te_saved. */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps for a
                                     * recompute region */
     size_t saved_bytes;            /* how many bytes of te_saved.memory this call uses */

@@ -77,8 +77,7 @@ typedef struct te_pointwise {
     te_pointwise_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
-    /* te_pointwise_shape.half (the number of columns of one half of a row) for kernels whose width is known only at run
-     * time */
+    /* te_pointwise_shape.half, for kernels whose width is known only at run time */
     int half;
     /* the arguments with which the kernel advances the random state in forward; take.taken is null if another kernel
      * does so */
