@@ -7,8 +7,8 @@
  *
  *   format  elements  a block                      its scale      the tensor's scale
  *   mxfp8   e4m3      32 elements of a row         e8m0           none
- *   nvfp4   e2m1      16 elements of a row;        ue4m3          f32: amax / (6 * 448)
- *                     of weights 16 x 16
+ *   nvfp4   e2m1      16 elements of a row, or     ue4m3          f32: amax / (6 * 448)
+ *                     16 x 16 elements of a weight
  *
  * A tensor x may be stored in two forms. In the rowwise form, a block is a part of a row of x. In the columnwise form,
  * a block is a part of a column of x; the GEMM of a weight gradient reads this form, because it sums over the rows of

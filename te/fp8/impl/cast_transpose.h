@@ -387,7 +387,7 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 
 /* The arguments of a kernel that casts all tensors of a table to e4m3 in one launch. The table has a te_quantize_args
  * for each tensor. A chunk, the work of one thread block, is a tile of 128 x 128 elements of a tensor. The kernel reads
- * and writes as many bytes as one launch for each tensor would. */
+ * and writes as many bytes as separate launches, one for each tensor. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
     int cast; /* 1: compute y and yt; 0: compute only amax */

@@ -68,8 +68,8 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
  * region while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
  * region's forward steps once more. */
 
-/* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps always
- * store the values that backward would read; forward discards these values when it closes the region. */
+/* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps store
+ * the same values as without a recompute region; forward discards these values when it closes the region. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);

@@ -166,8 +166,9 @@ enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* Sixteen lanes share a tile of 1 x 128 elements, whose scale one of the lanes computes. With four rows at once
-     * (two rows for a gated op), four of the sixteen lanes compute scales at the same time, each for another row. */
+    /* Sixteen lanes share a tile of 1 x 128 elements, whose scale one of the lanes computes. With four rows at once,
+     * four of the sixteen lanes compute scales at the same time, each for another row; with two rows (a gated op), two
+     * lanes do. */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }

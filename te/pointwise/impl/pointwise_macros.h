@@ -374,7 +374,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
 /* Count an op that may change the gradient that passes through it. In backward under a recipe with one scale per
  * tensor, a tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient,
  * and no op reads a saved input (name##_saved_inputs). With saved inputs a tile kernel would be slow, because it would
- * wait for each of their loads in turn. */
+ * wait for the loads of these inputs one after another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
 /* 1 if the pattern and its width allow a tile kernel that runs the whole pattern, else 0. For example, if the result
  * has two halves (backward of a gated op), no tile may contain columns of both halves. The step uses the tile kernel
