@@ -308,7 +308,7 @@ typedef struct te_fp8_ops {
 } te_fp8_ops;
 
 typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */
-/* The functions for quantized weights (te/quant/block_formats.h), of a list whose weights are stored in few bits. The
+/* The functions that a list needs if its weights are stored in few bits, i.e. quantized (te/quant/block_formats.h). The
  * library calls these functions only through this table, so a program whose lists do not name the option (weights, ..)
  * contains none of this code. */
 typedef struct te_quantized_ops {

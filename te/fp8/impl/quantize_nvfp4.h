@@ -54,8 +54,8 @@ TE_BOTH void te__hadamard16_step(float v[16], const int half) {
         v[i] = a + b, v[i + half] = a - b;
     }
 }
-/* Multiply v by the signs, and run the steps of the Hadamard transform with half = 1, 2, 4, ... below `end`. With end =
- * 16, all four steps run. */
+/* Multiply v by the signs, and run the steps of the Hadamard transform with half = 1, 2, 4, ... below `end`. With
+ * end = 16, all four steps run. */
 TE_BOTH void te__hadamard16_steps(float v[16], const int end) {
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
     TE_UNROLL for (int half = 1; half < end; half *= 2) te__hadamard16_step(v, half);
