@@ -7,8 +7,8 @@
  *
  *   format  elements  a block                      its scale      the tensor's scale
  *   mxfp8   e4m3      32 elements of a row         e8m0           none
- *   nvfp4   e2m1      16 elements of a row;        ue4m3          f32: amax / (6 * 448)
- *                     of weights 16 x 16
+ *   nvfp4   e2m1      16 elements of a row, or     ue4m3          f32: amax / (6 * 448)
+ *                     16 x 16 elements of a weight
  *
  * A tensor x may be stored in two forms. In the rowwise form, a block is a part of a row of x. In the columnwise form,
  * a block is a part of a column of x; the GEMM of a weight gradient reads this form, because it sums over the rows of
@@ -119,7 +119,8 @@ TE_FN float te__microscaled_max(float m, float v) {
     return TE_CUDA ? fmaxf(m, a) : a > m ? a : m;
 }
 /* Return the distance, in scales, from the scale of a block to the scale of the block with the same number in the next
- * line. For swizzled scales, the result is valid only between lines of the same 32 lines. */
+ * line. For swizzled scales, the result is valid only between two lines of the same group of 32 lines, i.e. with the
+ * same line / 32. */
 TE_BOTH int64_t te__microscale_stride(te_microscaling format, const te_microscaled_shape *s, int columnwise,
                                       int swizzled) {
     return swizzled ? 16 : columnwise && format == TE_MXFP8 ? 1 : s->blocks;

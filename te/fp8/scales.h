@@ -135,8 +135,8 @@ TE_API te_scale_rule te__scale_rule_current(void) {
 enum {
     TE_SCALES_MAX_HISTORY = 1024,
     TE_SCALES_MAX_MARGIN = 64,
-    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* in floats, because cuBLASLt needs each scale at a multiple of 16
-                                              * bytes */
+    TE_SCALES_INVERSE_STRIDE = TE_ACCESS / 4 /* in floats; these are 16 bytes, because cuBLASLt needs each scale at a
+                                              * multiple of 16 bytes */
 };
 
 /* Return the address of 1 / scale of tensor i, for GEMMs. */
@@ -154,7 +154,7 @@ TE_API size_t te_scales_bytes(int count, int length) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-/* The bounds of a scale. Within them, the scale and its inverse are normal (not subnormal) numbers. */
+/* The bounds of a scale. Between these bounds, the scale and its inverse are normal (not subnormal) numbers. */
 #define TE__SCALE_MAX 8.507059173023462e37f /* 2^126 */
 #define TE__SCALE_MIN 1.1754943508222875e-38f
 

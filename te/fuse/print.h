@@ -32,9 +32,9 @@ TE_API te_run te__run_to_print(const te_plan *p, te_pass pass, te_param *none) {
     for (int i = 0; i < p->op_count; i++) r.param[i] = none;
     return r;
 }
-/* Return whether the result of a backward step differs from the last gradient that is in memory. The last gradient in
- * memory is the step's input or, if the step has an add, the gradient that the add stores for its fork. If the result
- * is equal to this gradient, the step stores nothing in FP8. */
+/* Return whether a backward step computes a gradient that is not in memory already. Otherwise the step's result is
+ * equal to its input or, if the step has an add, to the gradient that the add stores for its fork, and the step stores
+ * nothing in FP8. */
 TE_API int te__step_changes_gradient(const te_plan *p, const te_step *s) {
     int changed = 0;
     for (int j = p->op[s->op[0]].op_class == TE_CLASS_gemm; j < s->count; j++) {
@@ -108,8 +108,9 @@ TE_API long te__op_bytes_forward(const te_run *r, const te_step *s, int j) {
     const te_op *op = &p->op[i];
     const long size = (long)te_dtype_bytes(p->dtype);
     long n = r->pass == TE_INFER ? 0 : te__rows_per_token(op->out_rows) * op->stats * (long)sizeof(float);
-    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* the op reads the fork's value, unless the fork is the last op of the
-                                                * step before, because the value is then the step's input */
+    if (op->flags & (TE_IS_ADD | TE_IS_MUL)) { /* The op reads the fork's value in addition to the step's input. If the
+                                                * op in front of the step is the fork, the value is the step's input
+                                                * itself, and is not counted twice. */
         const int from_input = (p->op[op->edge].flags & TE_IS_INPUT) != 0;
         if (op->edge + 1 != s->op[0] || from_input) n += te__in_bytes(op, size);
     }

@@ -199,8 +199,8 @@
     TE_UNUSED TE_BOTH int name##_facts_at(int i) { return (void)i, 0 TE_FOR(TE__RECIPE_AT, links); }
 #define TE__RECIPE_AT(model, before, op, after, live) \
     | (i == (int)TE_ID(model, op) ? TE__OPERAND_RECIPE(model, op) | (TE_FLAGS(op) & TE_PASSES_THROUGH) : 0)
-/* The recipe by which the kernel of the op in front of `op` may store the operand of op's GEMM. It is `none` for an
- * expert_linear, which casts its operand itself. */
+/* The recipe under which the preceding kernel may store the operand of `op` in FP8. For an op with experts, which casts
+ * its operand itself, this is TE_RECIPE_none. */
 #define TE__OPERAND_RECIPE(model, op) (TE_EXPERTS(op) > 0 ? (int)TE_RECIPE_none : (int)TE_RECIPE(model, op))
 #define TE__RECIPE_AT_A(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_B
 #define TE__RECIPE_AT_B(...) TE__RECIPE_AT(__VA_ARGS__) TE__RECIPE_AT_A

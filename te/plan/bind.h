@@ -102,9 +102,9 @@ TE_API void te__param_written(te_param *p, te_context *ctx) {
  * collective). Call this on each rank that has written. The next step of an optimizer then takes the new values instead
  * of its master weights, and the next forward casts the new values to FP8. After a library function has written to m
  * (te_model_randomize, te_weights_load, ...), te_model_changed is not needed for m, but it is needed for every other
- * instance that is bound to the same memory. A replay of a captured graph runs no code on the host, so the replay does
- * not compare write counts: call te_adamw_renew and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE,
- * m is not bound. */
+ * instance that is bound to the same memory. A replay of a captured graph runs no code on the host and does not notice
+ * the writes: call te_adamw_renew and te_recipes_cast_weights before the replay. Errors: TE_ERROR_STATE, m is not
+ * bound. */
 TE_API te_status te_model_changed(te_model *m, te_context *ctx) {
     TE_TRY(te__check_context(ctx, "te_model_changed"));
     TE_REQUIRE(m && m->plan && (!m->at || m->at == m), ctx, TE_ERROR_STATE,
@@ -133,8 +133,8 @@ TE_API te_status te__check_reduced(const te_model *m, const char *who, te_contex
     return TE_OK;
 }
 /* Make the checks of te__check_bound. Also return an error if a parameter has no memory, if a parameter has a format
- * that GEMMs cannot read, or if a tied parameter is out of date: the instance that has the memory of this parameter was
- * bound again after te_tie. */
+ * that GEMMs cannot read, or if the owner of a tied parameter (the parameter whose memory it uses) was bound again
+ * after te_tie. */
 TE_API te_status te__check_model(const te_plan *plan, const te_model *m, te_context *ctx) {
     TE_TRY(te__check_bound(plan, m, ctx));
     for (int i = 0; i < m->param_count; i++) {
@@ -185,8 +185,8 @@ TE_API size_t te_plan_param_bytes(const te_plan *plan) {
     return bytes;
 }
 /* Return the number of elements in each slice if ZeRO-1 cuts a buffer of `elements` elements into `ranks` equal slices,
- * one for each rank. Fewer than ranks * TE_PARAM_ALIGN elements remain behind the last slice; every rank holds these
- * remaining elements. */
+ * one for each rank. A slice is a multiple of TE_PARAM_ALIGN elements. If elements remain after the last slice, they
+ * belong to no slice, and every rank holds them. */
 TE_API int64_t te__slice_elements(int64_t elements, int ranks) {
     return elements / ranks / TE_PARAM_ALIGN * TE_PARAM_ALIGN;
 }
@@ -216,8 +216,8 @@ TE_API void te__bind_shard(te_param *p, const te_op *op, const te_op *product) {
     }
     if (op->layout == TE_LAYOUT_partial_sum) p->shard = op->ranks ? TE_SHARD_columns : TE_SHARD_rows, p->sums = 0;
     p->parts = p->first_part = p->copies = 1;
-    /* `op` is not a custom op, because the parameters of a custom op need not have one element per output column:
-     * attention, for example, has one parameter (a sink) per head. */
+    /* Custom ops are excluded, because their parameters need not have one element per output column: attention, for
+     * example, has one parameter (a sink) per head. */
     if (product && p->shard == TE_SHARD_columns && op->op_class != TE_CLASS_custom && op->out == product->out)
         p->parts = product->parts, p->first_part = product->first_part, p->copies = product->copies;
 }

@@ -127,7 +127,8 @@ TE_BOTH int te__rows_per_token(te_rows rows) { return te__rows_are_routed(rows) 
 /* How a value is laid out over the ranks of the tensor group. The layout is known at compile time, and
  * te/fuse/impl/list_checks.h checks that each op accepts the layout of its input. */
 typedef enum te_rank_layout {
-    TE_LAYOUT_any,          /* the layout of x, until an op of the list determines another one */
+    TE_LAYOUT_any,          /* the layout of x, which every op accepts. The outputs of ops have this layout too, up to
+                             * the first op that states a layout */
     TE_LAYOUT_replicated,   /* each rank has the whole value and its whole gradient. If the rows are sharded
                              * (TE_ROWS_shard), each rank has all columns of its own rows */
     TE_LAYOUT_partial_grad, /* each rank has the whole value, but only a partial sum of the value's gradient; the
@@ -148,7 +149,7 @@ typedef enum te_shard {
                        * columns of a bias, rows of an embedding */
     TE_SHARD_rows,    /* the part that is multiplied by this rank's columns of the op's input: columns of a weight [out,
                        * in] */
-    TE_EXPERT_SHARD   /* the part of this rank's experts: rows of a weight [experts out, in], or of a bias [experts,
+    TE_EXPERT_SHARD   /* the part of this rank's experts: rows of a weight [experts * out, in], or of a bias [experts,
                        * out] */
 } te_shard;
 
@@ -221,8 +222,8 @@ typedef struct te_op {
     int parts;                    /* the columns of the op's output consist of this many parts, each of which is split
                                    * over the ranks separately: 3 for a fused q, k, v; 1 if the columns are split as a
                                    * whole */
-    int first_part;               /* (width of the first part of the output columns) / (width of each other part): heads
-                                   * / kv_heads for a fused q, k, v */
+    int first_part;               /* (width of the first part of the output columns) / (width of each other part):
+                                   * heads / kv_heads for a fused q, k, v */
     int copies;                   /* how many consecutive ranks hold the same columns of each part except the first. For
                                    * a fused q, k, v with fewer kv heads than ranks, this is ranks / kv_heads; otherwise
                                    * 1 */
@@ -307,14 +308,14 @@ typedef struct te_fp8_ops {
 } te_fp8_ops;
 
 typedef struct te_quantized_weight te_quantized_weight; /* te/quant/block_formats.h */
-/* The functions for quantized weights (te/quant/block_formats.h), of a list whose weights are stored in few bits. The
+/* The functions that a list needs if its weights are stored in few bits, i.e. quantized (te/quant/block_formats.h). The
  * library calls these functions only through this table, so a program whose lists do not name the option (weights, ..)
  * contains none of this code. */
 typedef struct te_quantized_ops {
     size_t (*scratch)(const struct te_gemm *g);                     /* bytes of scratch memory that `product` needs */
     te_status (*product)(const struct te_gemm *g, te_context *ctx); /* D = alpha A B^T + beta C; B is quantized */
-    /* Look up rows of w, which has `cols` columns: for i < rows, y[i] = row tokens[i] of w. The rows are stored as
-     * `dtype`. */
+    /* Embedding lookup: for each i < rows, convert row tokens[i] of w, which has `cols` columns, to `dtype`, and store
+     * it to row i of y. */
     te_status (*lookup)(void *y, te_dtype dtype, const int32_t *tokens, int64_t rows, const te_quantized_weight *w,
                         int64_t cols, te_context *ctx);
 } te_quantized_ops;
@@ -331,8 +332,8 @@ typedef struct te_step {
 } te_step;
 
 /* A recompute region: the ops with the indices first to last, both included, which stand between (recompute, name) and
- * (end_recompute, name) in the list. Forward saves only the output of the region's last op for backward; backward
- * recomputes the other values of these ops by running the region's forward steps a second time. The two marks are not
+ * (end_recompute, name) in the list. Of the values of these ops, forward saves at most those of the last op for
+ * backward; backward recomputes the others by running the region's forward steps a second time. The two marks are not
  * in the table of ops. */
 typedef struct te_recompute_region {
     const char *name;
@@ -358,17 +359,15 @@ typedef struct te_plan {
     const te_op *op;
     const te_step *forward, *infer, *backward;
     int region_count;
-    const te_recompute_region *region; /* the list's recompute regions. Regions do not change which ops are fused into
-                                        * which steps, so the results of a list are bitwise identical with and without
-                                        * regions */
+    const te_recompute_region *region; /* the list's recompute regions, in list order (te/ops/recompute.h) */
     int takes_dims; /* 1: the widths are symbols (dims.h), and the plan cannot run; te_plan_set_dims makes a plan with
                      * numbers, which can run */
     const te_fp8_ops *fp8; /* the FP8 functions, or null if the list names no recipe */
     const te_quantized_ops *quantized; /* the functions for quantized weights, or null if the list does not have the
                                         * option (weights, ..) with `quantized` or a block format */
     const te_training *(*training)(
-        void); /* returns the functions for training. Null if the list is for inference only, and has no forward or
-                * backward steps (inference.h) */
+        void); /* returns the functions for training. Null for a list for inference only (inference.h), which has no
+                * forward and no backward steps */
     te_status (*product)(const struct te_gemm *g, te_context *ctx); /* runs a GEMM in the list's dtype
                                                                      * (TE_GEMM_RUN_OF) */
     /* converts a value to the number format that its consumer reads, if the two formats differ; this is te_convert
@@ -376,8 +375,8 @@ typedef struct te_plan {
     te_status (*convert)(void *y, te_dtype to, const void *x, te_dtype from, int64_t count, te_context *ctx);
 } te_plan;
 
-/* The function that te__renew_weights calls, as renew(of, ctx), to cast the weights to FP8 that were written after the
- * last cast. */
+/* The function that te__renew_weights calls, as renew(of, ctx), if weights were written after their last cast to FP8.
+ * The function casts these weights to FP8 again. */
 typedef struct te_fp8_renewal {
     te_status (*renew)(void *of, te_context *ctx);
     void *of;              /* the argument of `renew`: the te_recipes */
@@ -471,18 +470,17 @@ typedef struct te_watch {
 
 /* The shards of an instance whose gradients, or whose weights and gradients, are sharded over the data group
  * (te/optim/fsdp.h). The memory to which the instance is bound is then filled and used only while a pass runs. An
- * instance with n elements is cut into `ranks` shards of te__slice_elements(n, ranks) elements, one for each rank. Each
- * rank also holds the few elements that remain behind the last shard. */
+ * instance with n elements is cut into `ranks` shards of te__slice_elements(n, ranks) elements, one for each rank. If
+ * elements remain after the last shard, they belong to no shard, and every rank holds them. */
 typedef struct te_model_shards {
     int has_weights;  /* 1: weights and gradients are sharded; 0: only gradients are */
     int is_gathered;  /* 1: the memory to which the instance is bound contains the whole weights at present */
     int rank, ranks;
     int64_t elements; /* the number of elements of a shard */
-    void *params;     /* this rank's shard of the weights. Behind this shard are the weights that remain behind the last
-                       * shard. If only gradients are sharded, the pointer equals te_model.params, which has all
-                       * weights */
-    float *grads;     /* this rank's shard of the gradients, summed over the ranks. Behind this shard are the gradients
-                       * of the elements that remain behind the last shard */
+    void *params;     /* this rank's shard of the weights, followed by the weights that belong to no shard. If only
+                       * gradients are sharded, the pointer equals te_model.params, which has all weights */
+    float *grads;     /* this rank's shard of the gradients, summed over the ranks, followed by the gradients of the
+                       * weights that belong to no shard */
     /* The executor calls this function when all checks of a pass have been made, before it enqueues the first step. The
      * function gathers the weights. accumulates: 1 if backward adds to the gradients, 0 if backward overwrites the
      * gradients */

@@ -338,7 +338,7 @@ enum { TE_INPUTS_recomputed, TE_INPUTS_saved };
 #define TE_ROUNDING_NAMED(token) TE_JOIN1(TE_ROUNDING_, token)
 #define TE_ROUNDING_OF_RECIPE(recipe) \
     ((int)(recipe) == (int)TE_RECIPE_nvfp4 ? (int)TE_ROUNDING_stochastic : (int)TE_ROUNDING_nearest)
-/* The value of an option of a list that is on or off, such as (hadamard, off), as TE_SWITCH_on or TE_SWITCH_off.
+/* The value of a list's option that can only be on or off, such as (hadamard, off), as TE_SWITCH_on or TE_SWITCH_off.
  * Without the option, the value is TE_SWITCH_on. */
 enum { TE_SWITCH_off, TE_SWITCH_on };
 #define TE_SWITCH_OPTION(op, name) TE_SWITCH_OPTION_(TE_OPTION(op, name, on))

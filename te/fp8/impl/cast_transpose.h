@@ -48,8 +48,8 @@ typedef struct te_fp8_out {
     const float *scale; /* each element is multiplied by *scale before it is rounded; null means a scale of 1 */
     float *inverse;     /* [2], output: 1 / scale and the scale (te_scale_save); null: they are not stored */
     int64_t rows, cols;
-    /* the number of columns of yt, from `rows` to rows + 127. It may exceed `rows`, because GEMMs need a multiple of
-     * 16. The columns of yt from index `rows` on are filled with zeros. */
+    /* the number of columns of yt, from `rows` to `rows` rounded up to a multiple of 128. It may exceed `rows`, because
+     * GEMMs need a multiple of 16. The columns of yt from index `rows` on are filled with zeros. */
     int64_t yt_cols;
     te_dtype to;        /* e4m3 or e5m2 */
     const te_rng *rng;  /* the random state for stochastic rounding */
@@ -173,9 +173,9 @@ TE_FN uint32_t te__fp8_cast_piece(const te_fp8_out *o, te_fp8_shared *transposed
 
 /* ---- a block's tile of 128 x 128 --------------------------------------------------------------------------------- */
 
-/* Store the first n of the 16 bytes w to a row of yt, because the other bytes would lie outside yt. The bytes from
- * index `exist` to n - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16,
- * and the address is a multiple of 16. */
+/* Store the first n of the 16 bytes w to a row of yt; the other bytes lie outside yt. The bytes with indices `exist` to
+ * n - 1 are padding, and are stored as 0. `aligned` may be 1 only if n is 16, `exist` is at least 16, and the address
+ * is a multiple of 16. */
 TE_FN void te__fp8_store_transposed(uint8_t *to, te__bytes16 w, int n, int exist, const int aligned) {
     if (aligned) *(te__bytes16 *)(void *)to = w;
     else
@@ -253,8 +253,8 @@ TE_API te_grid te__fp8_grid(const te_fp8_out *o) {
 
 /* Define two kernels that cast the results of `compute`, one for a number of columns that is a multiple of eight and
  * one for any number of columns, and te_status name_run(const type *, ctx), which launches the right one. resident: the
- * number of blocks that must fit on an SM, to which the compiler limits the registers of a thread. inputs: how many
- * vectors the load function fills. */
+ * number of thread blocks that must fit on an SM; the compiler limits the registers of a thread accordingly. inputs:
+ * how many vectors the load function fills. */
 #define TE_FP8_KERNELS(name, resident, type, load, compute, inputs)                                                \
     static_assert((inputs) <= TE_FP8_MAX_INPUTS, #name ": too many inputs");                                       \
     TE_FP8_KERNEL(name##_aligned, resident, type, load, compute, inputs, 1, 0)                                     \
@@ -284,7 +284,8 @@ typedef struct te_quantize {
     const float *scale; /* in target memory; null means a scale of 1 */
     float *inverse;     /* [2], output: 1 / scale and the scale; in target memory; null: not stored */
     int64_t rows, cols;
-    int64_t yt_cols; /* from `rows` to the next multiple of 128; yt's columns from index `rows` on become zeros */
+    int64_t yt_cols; /* `rows` up to `rows` rounded up to a multiple of 128; yt's columns from index `rows` on become
+                      * zeros */
     te_dtype to;
     const te_rng *rng;  /* the random state for stochastic rounding, in target memory */
     /* the number of the random stream for stochastic rounding. Two tensors that are cast with the same random state
@@ -386,7 +387,7 @@ enum { TE_QUANTIZE_RESIDENT = 4, TE_QUANTIZE_RESIDENT_f32 = 2 };
 
 /* The arguments of a kernel that casts all tensors of a table to e4m3 in one launch. The table has a te_quantize_args
  * for each tensor. A chunk, the work of one thread block, is a tile of 128 x 128 elements of a tensor. The kernel reads
- * and writes as many bytes as one launch for each tensor would. */
+ * and writes as many bytes as separate launches, one for each tensor. */
 typedef struct te_quantize_multi_tensor {
     te_multi_tensor of;
     int cast; /* 1: compute y and yt; 0: compute only amax */
@@ -414,8 +415,8 @@ TE_FN te_quantize_args te__quantize_select(const te_quantize_multi_tensor *t, te
 
 /* ---- TE_TRANSPOSE_FP8: the transpose of an FP8 tensor ------------------------------------------------------------ */
 
-/* Transpose one tile of x, an FP8 tensor of either format, because the function only moves bytes. Thread block b
- * selects the tile. Memory traffic: one byte is read and one byte written for each element. */
+/* Transpose one tile of x, an FP8 tensor, e4m3 or e5m2. The index of thread block b selects the tile. Memory traffic:
+ * one byte is read and one byte written for each element. */
 TE_FN void te_transpose_fp8_body(const te_quantize_args *a, te_block b, te_fp8_shared *transposed) {
     enum { LANES_A_SIDE = TE_FP8_TILE / 8 };
     int group;

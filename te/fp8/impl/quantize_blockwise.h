@@ -32,7 +32,8 @@ typedef struct te_quantize_blockwise {
     float *y_inverse, *yt_inverse;  /* 1 / scale of each block of y and of yt; target memory */
     const void *x;                  /* [rows, cols] of the dtype that the kernel is made for */
     int64_t rows, cols;
-    int64_t yt_cols; /* from `rows` to the next multiple of 128; yt's columns from index `rows` on become zeros */
+    int64_t yt_cols; /* `rows` up to `rows` rounded up to a multiple of 128; yt's columns from index `rows` on become
+                      * zeros */
     te_dtype to;
     int square_blocks;  /* 1: blocks of 128 x 128 elements; 0: blocks of 1 x 128 elements */
     te_scale_rule rule; /* only its members epsilon, margin and power_of_two are used, because there is no amax
@@ -62,8 +63,8 @@ typedef struct te_blockwise_registers { te_vec8 x[TE_BLOCKWISE_PIECES][8]; } te_
  * and 1 for columns. */
 typedef struct te_blockwise_shared {
     union {
-        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among the elements 8 k to 8 k + 7 of a line, in the
-         * dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
+        /* amax[0 for rows, 1 for columns][k][line]: the largest |x| among the elements 8 * k to 8 * k + 7 of a line, in
+         * the dtype of x. If x has 16 bits, a word holds the maxima of two neighbouring lines */
         uint32_t amax[2][TE_BLOCKWISE_LANES_A_SIDE][TE_BLOCKWISE_LINE_PITCH];
         te_fp8_shared transposed;
     } u;
@@ -140,9 +141,9 @@ TE_FN uint32_t te__blockwise_line_amax(const te_blockwise_shared *s, int i, cons
 
 /* ---- scales ------------------------------------------------------------------------------------------------------ */
 
-/* Set s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With blocks of 1 x
- * 128, s->line becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse. With blocks of 128 x
- * 128, s->line becomes the line's largest |x|. format_max is the largest number of the FP8 format. */
+/* Set the entry of s->line for line i, where lines 0 to 127 are the tile's rows and lines 128 to 255 its columns. With
+ * blocks of 1 x 128, the entry becomes the line's scale, and 1 / scale is stored to q->y_inverse or q->yt_inverse. With
+ * blocks of 128 x 128, the entry becomes the line's largest |x|. format_max is the largest number of the FP8 format. */
 TE_FN void te__blockwise_1d_scale(const te_quantize_blockwise *q, te_blockwise_shared *s, te_blockwise_origin o, int i,
                                   float format_max, const te_dtype from) {
     const int is_column = i / TE_FP8_TILE, at = i % TE_FP8_TILE;

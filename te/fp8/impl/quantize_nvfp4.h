@@ -33,8 +33,8 @@
 enum {
     TE_NVFP4_VECTORS = TE_CUDA ? 1 : 2, /* the number of vectors of eight columns of a 16 x 16 unit that a lane holds */
     TE_NVFP4_THREADS = TE_CUDA ? 256 : 1,
-    /* a thread block casts a tile of 128 x 256 elements, which consists of units of 16 x 16; on CUDA each warp casts 4
-     * x 4 units */
+    /* a thread block casts a tile of 128 x 256 elements, which consists of units of 16 x 16; on CUDA each warp casts
+     * 4 x 4 units */
     TE_NVFP4_TILE_ROWS = 8, /* in units */
     TE_NVFP4_TILE_COLS = 16,
     TE_NVFP4_UNITS = TE_NVFP4_TILE_ROWS * TE_NVFP4_TILE_COLS
@@ -54,16 +54,16 @@ TE_BOTH void te__hadamard16_step(float v[16], const int half) {
         v[i] = a + b, v[i + half] = a - b;
     }
 }
-/* Multiply v by the signs, and run the steps of the Hadamard transform with half = 1, 2, 4, ... below `end`. With end =
- * 16, all four steps run. */
+/* Multiply v by the signs, and run the steps of the Hadamard transform with half = 1, 2, 4, ... below `end`. With
+ * end = 16, all four steps run. */
 TE_BOTH void te__hadamard16_steps(float v[16], const int end) {
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] = TE_HADAMARD_SIGNS >> i & 1 ? -v[i] : v[i];
     TE_UNROLL for (int half = 1; half < end; half *= 2) te__hadamard16_step(v, half);
 }
-/* Transform 16 numbers in place: v = v T with T = D H / 4, where D is the diagonal matrix of the signs and H the 16 x
- * 16 Hadamard matrix (Sylvester's). T is orthogonal, so (dy^T T)(T^T x) = dy^T x. So the weight gradient dy^T x, which
- * sums over rows, does not change if 16 rows at a time of dy and of x are transformed. But the transform spreads an
- * outlier over 16 elements, which makes rounding errors smaller. */
+/* Transform 16 numbers in place: v = v T with T = D H / 4, where D is the diagonal matrix of the signs and H is
+ * Sylvester's Hadamard matrix of size 16. T is orthogonal: (dy^T T)(T^T x) = dy^T x. Therefore the weight gradient
+ * dy^T x, which is a sum over rows, does not change if 16 rows at a time of dy and of x are transformed. But the
+ * transform spreads an outlier over 16 elements, which makes rounding errors smaller. */
 TE_BOTH void te_hadamard16(float v[16]) {
     te__hadamard16_steps(v, 16);
     TE_UNROLL for (int i = 0; i < 16; i++) v[i] *= 0.25f;
@@ -73,8 +73,8 @@ TE_BOTH void te_hadamard16(float v[16]) {
 
 /* Three numbers that are computed from the amax of a tensor. */
 typedef struct te_nvfp4_scale {
-    float decode;     /* 1 / encode, where encode is 6 * 448 / amax. te_nvfp4_factor computes from it, as
-                       * TransformerEngine does, 1 / scale of a block */
+    float decode;     /* 1 / encode, where encode is 6 * 448 / amax. An element of a block with scale s is multiplied by
+                       * 1 / (s * decode) */
     float multiplier; /* encode / 6. A block's scale is the block's amax * multiplier */
     float value;      /* amax / (6 * 448), the scale of the whole tensor */
 } te_nvfp4_scale;
@@ -102,8 +102,8 @@ TE_BOTH uint8_t te_nvfp4_encode(float amax, const te_nvfp4_scale *s) {
  * before they are rounded to e2m1. value: the number by which an e2m1 element must be multiplied to get its value. */
 typedef struct te__nvfp4_block_scale { float factor, value; } te__nvfp4_block_scale;
 /* The scales of y or of yt. of_code: on CUDA, a table in shared memory with a te__nvfp4_block_scale for each ue4m3
- * code. rng: for stochastic rounding, a local copy of *q->rng, because the compiler would load *q->rng again after each
- * store. */
+ * code. rng: for stochastic rounding, a local copy of *q->rng; without the copy, the compiler would load *q->rng again
+ * after each store. */
 typedef struct te__nvfp4_scales {
     te_nvfp4_scale tensor;
     const te__nvfp4_block_scale *of_code;
@@ -142,8 +142,8 @@ TE_FN te__nvfp4_block_scale te__nvfp4_look_up(const te__nvfp4_scales *s, uint8_t
 typedef struct te__nvfp4_tile { int64_t row, col; } te__nvfp4_tile;
 /* The part of a 16 x 16 unit that a lane holds, 16 rows of eight columns (on the host, the whole unit). unit_row,
  * unit_col: the unit's position in the tile. row, col: the part's first row and first column in the tensor. rows: how
- * many of the part's 16 rows lie inside the tensor; 0 if none of its columns does. across: 0 for the unit's first eight
- * columns, 1 for its last eight. */
+ * many of the part's 16 rows lie inside the tensor; 0 if all columns of the part lie outside. across: 0 for the unit's
+ * first eight columns, 1 for its last eight. */
 typedef struct te__nvfp4_lane {
     int unit_row, unit_col;
     int64_t row, col;
@@ -269,9 +269,9 @@ TE_FN uint32_t te__nvfp4_codes(const te_vec8 *x, float factor, const te_rng *rng
         codes |= te__e2m1_of_number_stochastic(v[k] * factor, word[k / 2] >> k % 2 * 16 & 0xffffu) << 4 * k;
     return codes;
 }
-/* Where a lane stores its lines (rows, or columns). data, scales: the addresses for the first line's elements and
- * scale. pitch, stride: the distance in bytes from one line's elements, or scale, to the next line's. count: how many
- * lines are stored. */
+/* Where a lane stores its lines (rows, or columns). data: the address for the first line's elements; pitch: the
+ * distance in bytes to the next line's elements. scales: the address for the first line's scale; stride: the distance
+ * in bytes to the next line's scale. count: how many lines are stored. */
 typedef struct te__nvfp4_lines { uint8_t *data, *scales; int64_t pitch, stride; int count; } te__nvfp4_lines;
 
 #if TE_CUDA
@@ -429,7 +429,7 @@ TE_FN void te__nvfp4_cast_rows(uint32_t codes[TE_NVFP4_BLOCK][TE_NVFP4_VECTORS],
 /* Transpose a matrix of 8 x 8 numbers of four bits each: number j of to[i] = number i of from[j]. */
 TE_FN void te__nvfp4_transpose_codes(uint32_t to[8], const uint32_t from[8]) {
     uint32_t pairs[2][4], t[4];
-    /* byte i of pairs[odd][j] holds number 2 i + odd of from[2 j] and of from[2 j + 1] */
+    /* byte i of pairs[odd][j] holds number 2 * i + odd of from[2 * j] and of from[2 * j + 1] */
     TE_UNROLL for (int j = 0; j < 4; j++) {
         const uint32_t a = from[2 * j], b = from[2 * j + 1];
         pairs[0][j] = (a & 0x0f0f0f0fu) | (b & 0x0f0f0f0fu) << 4;

@@ -191,8 +191,8 @@ enum { TE__NO_WIDTH = INT32_MIN }; /* the value of the enumerator <list>_width_o
         const te_batch *b, te_context *ctx);
 
 /* Find the width of x, for a list without the option `width`. The width of x is the input width of the first op whose
- * family states an input width (the fact TE_IN_<family>). For each op the macro expands to one branch, `width != 0 ?
- * width :`, of a conditional expression. */
+ * family states an input width (the fact TE_IN_<family>). For each op the macro expands to one branch of a conditional
+ * expression, `width != 0 ? width :`. */
 #define TE__FIRST_WIDTH(model, before, op, after, live) (TE_IN(op)) != 0 ? (TE_IN(op)) :
 #define TE__FIRST_WIDTH_A(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_B
 #define TE__FIRST_WIDTH_B(...) TE__FIRST_WIDTH(__VA_ARGS__) TE__FIRST_WIDTH_A

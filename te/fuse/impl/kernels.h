@@ -105,8 +105,8 @@ TE_IF_USED TE_API te_status te__attention_bias_backward(te_run *r, const te_step
                                !te__cp_splits(r, kernels->attention.cp);
     const int blocks = attention_sums ? (int)(r->batch->batch * te_ceil_div(r->batch->seq, sum_rows))
                                       : (int)te_min(te_ceil_div(r->tokens, k.groups), max_blocks);
-    /* The attention kernels store partial sums only if each sequence has n >= sum_rows rows. A sequence then has ceil(n
-     * / sum_rows) <= 2 * n / sum_rows partial sums. */
+    /* The attention kernels store partial sums only if each sequence has n >= sum_rows rows. A sequence then has
+     * ceil(n / sum_rows) <= 2 * n / sum_rows partial sums. */
     const int64_t max_attention_sums = sum_rows ? 2 * te__capacity_rows(r) / sum_rows + 1 : 0;
     float *sum = 0;
     te_pointwise c;

@@ -218,9 +218,9 @@ typedef struct te__regions {
 
 TE_API size_t te__value_bytes(te_value v) { return (size_t)(v.rows * v.cols) * te_dtype_bytes(v.dtype); }
 
-/* Return whether the pass may run in place, that is, whether the last step may store the result `to` in the memory of
- * `from`, the value that the first step reads. The pass may run in place if the last step works element by element or
- * row by row, or does not read `from`. */
+/* Return 1 if the result `to` is in the same memory as `from`, the value that the first step reads, and the last step
+ * may overwrite `from`; else 0. The last step may do so if it works element by element or row by row, or does not read
+ * `from`, or if the steps work on dense copies. */
 TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
     const te_plan *p = r->plan;
     const te_step *s = r->pass == TE_BACKWARD ? p->backward : p->infer;
@@ -236,8 +236,8 @@ TE_API int te__in_place(const te_run *r, te_tensor from, te_tensor to) {
                                             * the memory of `from` */
     return last == TE_CLASS_map || last == TE_CLASS_norm || (count > 1 && r->pass_input != r->last_step_input);
 }
-/* Return whether backward may read the value of the fork that `op` uses. Backward reads this value for every op that
- * uses a fork except add, because the gradients of an add do not depend on the fork's value. */
+/* Return whether `op` uses the value of a fork and its backward reads this value. All ops that use a fork do so except
+ * add, because the gradients of an add do not depend on the fork's value. */
 TE_API int te__rereads_fork(const te_op *op) { return op->edge >= 0 && !(op->flags & TE_IS_ADD); }
 /* Return whether backward reads the forward's x. Backward reads x if the first op that is no fork saves its input or
  * lies in a recompute region, because this input is x. Backward also reads x if an op uses the value of a fork at the
@@ -257,8 +257,8 @@ TE_API int te__overlaps(const void *a, size_t a_bytes, const void *b, size_t b_b
     const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
     return a && b && a_bytes && b_bytes && x < y + b_bytes && y < x + a_bytes;
 }
-/* Outside the instance's two buffers lie a tied parameter and its gradient, a weight in a mapped file, and a weight in
- * FP8. Return an error if the memory region *to overlaps such memory. */
+/* Return an error if the memory region *to overlaps memory of a parameter that lies outside the instance's two buffers:
+ * a tied parameter and its gradient, a weight in a mapped file, or a weight in FP8. */
 TE_API te_status te__region_check_params(const te__regions *all, const te__region *to) {
     const te_model *m = all->model;
     const te_param *p = m->param;
@@ -362,8 +362,7 @@ TE_API te_status te__regions_edges(te__regions *all) {
         TE_REQUIRE(!te__is_strided(e->value) && !te__is_strided(e->grad), r->ctx, TE_ERROR_SHAPE,
                    "%s: the rows of %s have a stride, which only those of x, y, dx and dy may have", r->plan->name,
                    e->name);
-        int is_read = 0; /* 1 if backward reads the value of this extra input, because an op of the list uses the
-                          * value */
+        int is_read = 0; /* 1 if an op of the list reads the value of this extra input in backward */
         for (int k = 0; k < r->plan->op_count; k++) {
             const te_op *op = &r->plan->op[k];
             is_read |= te__rereads_fork(op) && (r->plan->op[op->edge].flags & TE_IS_INPUT) &&

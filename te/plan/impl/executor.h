@@ -68,8 +68,8 @@ TE_API te_status te__check_backward_stop(const te_run *r, const te_model *m) {
  * region while it runs the region's steps. Backward also opens the region, and computes the values in it by running the
  * region's forward steps once more. */
 
-/* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps always
- * store the values that backward would read; forward discards these values when it closes the region. */
+/* Acquire the memory in which recompute region k saves values. Forward also needs this memory, because its steps store
+ * the same values as without a recompute region; forward discards these values when it closes the region. */
 TE_API te_status te__recompute_open(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     const size_t bytes = te__place(r, (char *)(uintptr_t)TE_ALIGN, 0, s->first, s->last, k);
@@ -103,9 +103,10 @@ TE_API void te__recompute_steps(const te_run *r, int k, int *from, int *to) {
             if (te__is_lost(plan, r->policy[0], k, plan->forward[i].op[j])) *to = i + 1;
 }
 /* In backward: open region k, and compute the values in it by running the region's forward steps on a copy of *r, in
- * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed, because
- * forward has saved this output. If the step that contains the last op must run nevertheless, because of its other ops,
- * the step stores the last op's output in the workspace, and does not store row statistics of this output. */
+ * which all values have the same addresses as in *r. The output of the region's last op need not be recomputed: if
+ * backward reads it, forward has saved it. If the step that contains the last op must run nevertheless, because of its
+ * other ops, the step stores the last op's output in the workspace, and does not store row statistics of this
+ * output. */
 TE_API te_status te__recompute_run(te_run *r, int k) {
     const te_recompute_region *s = &r->plan->region[k];
     int from, to;
@@ -453,7 +454,8 @@ TE_API size_t te_plan_saved_bytes_of_rank_without_recipe(const te_plan *plan, in
     return te__saved_bytes(plan, rows, TE_USE_off, ctx);
 }
 /* Return the bytes of workspace that calls with this many rows need in addition to te_plan_workspace_bytes if x, y, dx
- * or dy has a stride (te_tensor.stride). Backward needs a dense copy of each of these four tensors. */
+ * or dy has a stride (te_tensor.stride). The bytes suffice even if all four tensors have a stride and backward needs a
+ * dense copy of each. */
 TE_API size_t te_plan_strided_bytes(const te_plan *plan, int64_t rows, te_context *ctx) {
     if (!plan || plan->takes_dims || !te__can_rows(rows)) return 0;
     const te_run r = te__run_to_size(plan, TE_INFER, rows, TE_USE_off, ctx);

@@ -35,8 +35,8 @@ typedef struct te_recompute_target {
  * which kind of work is left (te_value_state in value.h). */
 typedef struct te_deferred_work {
     te_value from;   /* the input of the deferred work, whose memory is held until the work is done. For
-                      * deferred_gather, this is the part of the current value with this rank's rows; for
-                      * deferred_product, it is operand A of the GEMM */
+                      * deferred_gather, this input is the rows of the current value that this rank holds; for
+                      * deferred_product, operand A of the GEMM */
     te_gemm product; /* for deferred_product: the GEMM whose output, its matrix D, is the current value */
     struct te_product_kernels *kernels; /* for deferred_product: the kernels that run the GEMM if the GEMM does not
                                          * overlap with a collective */
@@ -114,17 +114,18 @@ typedef struct te_run {
                                                * (last_step_input) */
     te_pool pool;                  /* the workspace */
 
-    /* The addresses of the values that forward saves. These values lie in te_saved or, while a recompute region is
-     * open, in the workspace. */
+    /* The addresses of the values that forward saves. While a recompute region is open, the values of its ops lie in
+     * the workspace; all other values lie in te_saved. */
     te_saved *saved;               /* the te_saved that this forward fills; null while backward runs forward steps for a
                                     * recompute region */
     size_t saved_bytes;            /* how many bytes of te_saved.memory this call uses */
     void *act[TE_MAX_OPS];         /* for each op: the address of its output, or null if the output is not saved */
     float *stats[TE_MAX_OPS];      /* for each op: the statistics of each row, such as mean and rstd, as an f32 matrix
                                     * [rows, number of statistics] */
-    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds the GEMM's saved input and the scales of
-                                    * this input, which te__saved_input_of() locates. For a router that sends rows to
-                                    * other ranks (te__is_exchange): the rows that this rank has received */
+    char *saved_input[TE_MAX_OPS]; /* for each FP8 GEMM: the memory that holds the GEMM's saved input and this input's
+                                    * scales (te__saved_input_of() returns the addresses of both). For a router that
+                                    * sends rows to other ranks (te__is_exchange): the rows that this rank has
+                                    * received */
     uint32_t saved_transposed[TE_OP_BITS]; /* one bit for each op; for an FP8 GEMM the bit is 1 if the GEMM's input is
                                             * saved transposed */
     te_value region[TE_MAX_RECOMPUTE_REGIONS]; /* for each recompute region: the workspace block in which its values are
@@ -173,8 +174,8 @@ TE_API int64_t te__rows_in(const te_run *r, te_rows rows) {
 TE_API int64_t te__first_row(const te_run *r, te_rows rows) {
     return rows == TE_ROWS_shard ? r->tensor->rank * te__rows_in(r, rows) : 0;
 }
-/* Return the index of the same row as te__first_row does, but counted from the beginning of the first batch of the data
- * group. The batches of all ranks of the data group follow each other. */
+/* Return the index of the same row as te__first_row does, but within the concatenation of the batches of all ranks of
+ * the data group. */
 TE_API int64_t te__first_row_of_all(const te_run *r, te_rows rows) {
     return r->data->rank * te__rows_in(r, rows == TE_ROWS_shard ? TE_ROWS_tokens : rows) + te__first_row(r, rows);
 }
@@ -206,9 +207,9 @@ TE_API int64_t te__padded_rows(const te_run *r, te_rows rows) { return te_round_
 TE_API int64_t te__capacity_rows(const te_run *r) {
     return te_max(r->capacity, te_round_up(te_max(r->tokens, r->memory), TE_ROW_PAD));
 }
-/* te__capacity_of returns the number of rows for which a block is sized whose value has rows of the kind `rows`. This
- * is te__capacity_rows or, for rows that are routed to experts, top_k times te__capacity_rows. te__capacity_of_value
- * returns the same number for the value *v. The function finds out from v->rows whether the rows are routed. */
+/* te__capacity_of returns the number of rows for which the workspace block of a value is sized, if the value has rows
+ * of the kind `rows`: te__capacity_rows or, for rows that are routed to experts, top_k * te__capacity_rows.
+ * te__capacity_of_value returns this number for the value *v; it concludes from v->rows whether the rows are routed. */
 TE_API int64_t te__capacity_of(const te_run *r, te_rows rows) {
     return te__capacity_rows(r) * te__rows_per_token(rows);
 }
@@ -260,7 +261,7 @@ TE_API void te__set_root(te_run *r, te_value *root, te_value v) {
 }
 /* Make v the current value, the one that the next step reads. */
 TE_API void te__set_current(te_run *r, te_value v) { te__set_root(r, &r->current, v); }
-/* Return v without its transpose. The workspace block of the transpose is freed if no other value refers to it. */
+/* Return a copy of v that does not refer to v's transpose. */
 TE_API te_value te__without_transposed(te_value v) {
     v.transposed = 0, v.transposed_inverse_scale = 0, v.transposed_block = -1;
     return v;

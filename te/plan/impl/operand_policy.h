@@ -55,8 +55,8 @@ typedef struct te_operand_policy {
                                       * the operand can gather it in FP8 */
     unsigned char input;             /* a te_input_source: where backward gets the GEMM's input from. The records of
                                       * forward and backward have the same value */
-    unsigned char output_read;       /* 1: backward reads the op's output, or a fork saves this output. The records of
-                                      * forward and backward have the same value */
+    unsigned char output_read;       /* 1: backward reads the op's output, or this output is the value of a fork, which
+                                      * forward saves. The records of forward and backward have the same value */
     unsigned char output_saved;      /* 1: the op's output is still in memory after forward, either because backward
                                       * reads the output (output_read) or because the output is the input of a recompute
                                       * region */
@@ -158,10 +158,10 @@ TE_API te_operand_policy te__product_policy(const te_plan *p, int i, int backwar
     o.gathered = o.stored_by_producer && (bound ? bound->common : use == TE_USE_common);
     return o;
 }
-/* Return whether backward reads the output of op i in the list's dtype, or a fork saves this output. If the consumer of
- * the output is a GEMM that runs in FP8 in backward, backward reads the GEMM's FP8 input instead of the output. (Under
- * mxfp8 and nvfp4, backward does read the output, and rounds it once more, along its columns.) `backward` has the
- * policies of backward. */
+/* Return whether backward reads the output of op i in the list's dtype, or this output is the value of a fork, which
+ * forward saves. If the consumer of the output is a GEMM that runs in FP8 in backward, backward reads the GEMM's FP8
+ * input instead of the output. (Under mxfp8 and nvfp4, backward does read the output, and rounds it once more, along
+ * its columns.) `backward` has the policies of backward. */
 TE_API int te__output_is_read(const te_plan *p, const te_operand_policy *backward, int i) {
     if (p->op[i].flags & TE_SAVES_OUTPUT) return 1;
     while (i + 1 < p->op_count && (p->op[i + 1].flags & (TE_PASSES_VALUE | TE_IS_OUTPUT))) i++;

@@ -10,8 +10,9 @@
 /* ---- rows with a stride ------------------------------------------------------------------------------------------ */
 
 /* Steps read and write dense matrices. If the rows of x, y, dx or dy have a stride (te_tensor.stride), the call uses a
- * dense copy of that tensor at the beginning of the workspace, in front of the blocks of te_pool. The executor copies x
- * and dy to their dense copies before the first step, and y and dx from their dense copies after the last step. */
+ * dense copy of that tensor at the beginning of the workspace, in front of the blocks of te_pool. Before the first step
+ * the executor fills the dense copies of x and dy; after the last step it copies y and dx from their dense copies to
+ * the caller's tensors. */
 enum { TE__CALLER_x, TE__CALLER_y, TE__CALLER_dx, TE__CALLER_dy, TE__CALLERS };
 
 TE_API te_value *te__callers_value(te_run *r, int which) {
@@ -99,8 +100,8 @@ TE_API te_status te__check_local_scales(const te_run *r, int i) {
 /* The input x of an FP8 GEMM, in the form in which forward saves it for backward. In inference and for a frozen_linear
  * nothing is saved: both pointers are null. */
 typedef struct te_saved_input {
-    float *inverse; /* the scales of the saved input. For recipes with one scale per tensor, these are two numbers: 1 /
-                     * scale and the scale. For fp8_block, they are 1 / scale of each tile of the transpose */
+    float *inverse; /* the scales of the saved input. For recipes with one scale per tensor, these are two numbers:
+                     * 1 / scale and the scale. For fp8_block, they are 1 / scale of each tile of the transpose */
     void *x;        /* the saved input in e4m3. If the GEMM's bit in te_run.saved_transposed is 0, the input is
                      * row-major, [rows, in]; if the bit is 1, the input is transposed, [in, rows rounded up to a
                      * multiple of 16]. Null if forward does not save the input in FP8; te_operand_policy.input then
@@ -172,9 +173,9 @@ TE_API te_status te__convert_value(te_value *v, te_run *r, te_dtype dtype) {
     *v = to;
     return TE_OK;
 }
-/* A kernel can store its result only in the format `dtype`, although the value *v may have another format. Set *made to
- * the memory to which the kernel must store. If the formats are equal, *made is the memory of *v. If the formats
- * differ, *made is scratch memory, whose contents te__end_converted converts to *v after the kernel. */
+/* For a kernel that computes *v, but can store its result only in the format `dtype`: set *made to the memory to which
+ * the kernel must store. If *v has this format, *made is the memory of *v. Otherwise *made is scratch memory, and
+ * te__end_converted, called after the kernel, converts the contents of *made to *v. */
 TE_API te_status te__begin_converted(te_value *made, const te_value *v, te_run *r, te_dtype dtype) {
     *made = *v;
     if (v->dtype == dtype || !v->data) return TE_OK;

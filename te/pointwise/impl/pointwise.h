@@ -77,8 +77,7 @@ typedef struct te_pointwise {
     te_pointwise_fp8 fp8;
     int64_t rows;
     te_stage op[TE_MAX_PATTERN];
-    /* te_pointwise_shape.half (the number of columns of one half of a row) for kernels whose width is known only at run
-     * time */
+    /* te_pointwise_shape.half, for kernels whose width is known only at run time */
     int half;
     /* the arguments with which the kernel advances the random state in forward; take.taken is null if another kernel
      * does so */
@@ -167,8 +166,9 @@ enum { TE_MAP_ROWS = TE_CUDA ? 4 : 1 };
 TE_BOTH int te_map_batch(te_pointwise_shape k) {
     const int gated = k.in_halves + k.out_halves > 2;
     if (!TE_CUDA || k.scaled == TE_SCALING_ROWWISE) return 1;
-    /* Sixteen lanes share a tile of 1 x 128 elements, whose scale one of the lanes computes. With four rows at once
-     * (two rows for a gated op), four of the sixteen lanes compute scales at the same time, each for another row. */
+    /* Sixteen lanes share a tile of 1 x 128 elements, whose scale one of the lanes computes. With four rows at once,
+     * four of the sixteen lanes compute scales at the same time, each for another row; with two rows (a gated op), two
+     * lanes do. */
     if (k.scaled == TE_SCALING_BLOCKWISE_1D && !k.backward) return gated ? 2 : 4;
     return k.sums < 0 ? (gated ? 1 : 2) : gated || k.draws ? 2 : 4;
 }
@@ -185,9 +185,9 @@ TE_BOTH int te_pointwise_tiles(te_pointwise_shape k) {
 #define TE_VECTORS(w) (((w) + 7) / 8)
 #if TE_CUDA
 /* The number of lanes that share a row in a kernel with a norm. Forward: one warp processes a row of up to 1024
- * columns, and 64 to 1024 threads process a longer row. Backward: one warp processes a row of up to 1024 columns. A
- * longer row is divided among so many lanes that a lane has only one or two vectors of eight elements up to 4096
- * columns, because the sums over rows take most of a lane's registers. */
+ * columns, and 64 to 1024 threads process a longer row. Backward: one warp processes a row of up to 1024 columns. A row
+ * of 1025 to 4096 columns is divided among so many lanes that a lane has only one or two vectors of eight elements,
+ * because the sums over rows take most of a lane's registers. */
 #define TE_NORM_LANES_forward(w, sums) ((w) <= 1024 ? 32 : (w) <= 2048 ? 64 : (w) <= 4096 ? 128 : (w) <= 12288 ? 256 \
     : (w) <= 32768 ? 512 : 1024)
 #define TE_NORM_LANES_backward(w, sums) \
@@ -332,7 +332,7 @@ TE_CALLBACK void te_pointwise_store_fp8(const te_pointwise *c, const te_lane *l,
  * te_pointwise_shape.smem_gamma bytes. */
 typedef struct te_pointwise_part {
     int tile; /* the number, within a row, of the first vector of eight elements on which the thread block works */
-    int64_t first, step; /* the group works on the rows first, first + step, first + 2 step, and so on */
+    int64_t first, step; /* the group works on the rows first, first + step, first + 2 * step, and so on */
     float *sums;
     te_vec8 *rows;
     te_smem16 *smem_gamma;

@@ -50,13 +50,13 @@ TE_FN void te_gate_backward(te_lane *l, const te_stage *s, te_gated_backward_fn 
     f(l->v, l->g, s, l->at, options);
 }
 
-/* A lane sums gradients of parameters over its rows, in four slots: the gradient of a parameter such as a bias, for the
- * first and for the second half of a row; dgamma; dbeta. An op with two or three parameters uses one of the first slots
- * for each parameter. The slots lie in registers, [TE_SUM_SLOTS][chunks][8] floats, where `chunks` is the number of
- * vectors of eight columns that the lane has. */
+/* A lane sums gradients of parameters over its rows, in four slots: two for the gradient of a parameter such as a bias
+ * (first and second half of a row), one for dgamma, and one for dbeta. An op with two or three parameters uses one of
+ * the first slots for each parameter. The slots lie in registers, [TE_SUM_SLOTS][chunks][8] floats, where `chunks` is
+ * the number of vectors of eight columns that the lane has. */
 enum { TE_SUM_GRADIENT, TE_SUM_SECOND_HALF, TE_SUM_GAMMA, TE_SUM_BETA, TE_SUM_SLOTS };
 
-/* The elements on which a lane works: columns 8 * vector to 8 * vector + 7 of the rows row, row + step, row + 2 step,
+/* The elements on which a lane works: columns 8 * vector to 8 * vector + 7 of the rows row, row + step, row + 2 * step,
  * and so on. sums: the lane's sums over these rows. amax_bits: the bits of the largest |y| that the lane has stored so
  * far. */
 typedef struct te_map_slice {

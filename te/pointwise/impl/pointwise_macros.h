@@ -120,8 +120,9 @@
     (((TE_FLAGS(op) & TE_SAVES_INPUT) && (int)TE_DTYPE_IN(model, op) == dtype) ||      \
      ((TE_FLAGS(op) & TE_IS_FORK) && (int)TE_EDGE_DTYPE(model, op) == dtype))
 
-/* 1 if the op and the fork whose value it reads are in the same pattern, else 0. If 1, the pattern's own kernel stores
- * this value (in backward, the gradient that the op sends to the fork) before reading the value. */
+/* 1 if the kernel of the pattern itself stores the tensor that the op reads, else 0. In forward, the tensor is a fork's
+ * value, and the result is 1 if the fork is in the pattern. In backward, the op is a fork that reads the gradient of
+ * its value, and the result is 1 if an op that uses the fork is in the pattern. */
 #define TE__IS_LOCAL_forward(name, model, op) \
     ((TE_FLAGS(op) & (TE_IS_ADD | TE_IS_MUL)) && (int)TE_EDGE_INDEX(model, op) >= (int)name##_first)
 #define TE__IS_LOCAL_backward(name, model, op) \
@@ -373,7 +374,7 @@ TE_BOTH te_pointwise_result te__result_for_recipe(int recipe) {
 /* Count an op that may change the gradient that passes through it. In backward under a recipe with one scale per
  * tensor, a tile kernel stores the gradient's transpose (name##_transposes) if at least one op changes the gradient,
  * and no op reads a saved input (name##_saved_inputs). With saved inputs a tile kernel would be slow, because it would
- * wait for each of their loads in turn. */
+ * wait for the loads of these inputs one after another. */
 #define TE__CHANGES(x, i, op) +te__changes_gradient(TE_FLAGS(op))
 /* 1 if the pattern and its width allow a tile kernel that runs the whole pattern, else 0. For example, if the result
  * has two halves (backward of a gated op), no tile may contain columns of both halves. The step uses the tile kernel

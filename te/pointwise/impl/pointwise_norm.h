@@ -49,8 +49,8 @@ TE_FN void te_norm_prefetch(const te_pointwise *c, const te_pointwise_shape k) {
 }
 
 /* The type of a function that loads a row to registers, row_x[k.chunks], and runs the ops before the norm on this row.
- * source: an extra argument of some load functions, or null. A load function with a source also loads gamma, behind the
- * row in row_x, and behind gamma the second tensor that op number k.reads reads. */
+ * source: an extra argument of some load functions, or null. A load function with a source also sets row_x[k.chunks]
+ * and following to gamma, and row_x[2 * k.chunks] and following to the second tensor that op number k.reads reads. */
 typedef void (*te_norm_load_fn)(const te_pointwise *c, te_stages_fn stages, const te_pointwise_shape k, int64_t row,
                                 te_lanes g, te_vec8 *row_x, const void *source);
 
@@ -75,7 +75,7 @@ TE_CALLBACK void te_norm_row_load(const te_pointwise *c, te_stages_fn stages, co
     }
 }
 typedef struct __attribute__((aligned(8), may_alias)) te_row_stats { float mean, rstd; } te_row_stats;
-/* Compute y = (x - mean) rstd gamma + beta for the eight elements from column `col` on. */
+/* Compute y = (x - mean) * rstd * gamma + beta for the eight elements from column `col` on. */
 TE_FN void te_norm_of8(float y[8], const float x[8], te_row_stats row, int col, const te_vec8 *gamma,
                        const te_vec8 *beta, const te_pointwise_shape k) {
     const int has_beta = te_norm_has_beta(k.norm_options.code);
@@ -246,9 +246,11 @@ TE_FN te_row_stats te_norm_load(const te_pointwise *c, const te_pointwise_shape 
     return n;
 }
 
-/* Compute the backward of a norm for one row. Let xhat = (x - mean) rstd and d = dy gamma. layernorm: dx = rstd (d -
- * mean(d) - xhat mean(d xhat)). rmsnorm: dx = rstd (d - xhat mean(d xhat)). l2norm: dx = rstd (d - xhat sum(d xhat)).
- * The row's contributions to dgamma, the sum over rows of dy xhat, and to dbeta, the sum over rows of dy, are added to
+/* Compute the backward of a norm for one row. With xhat = (x - mean) * rstd and d = dy * gamma, dx is
+ *     layernorm    rstd * (d - mean(d) - xhat * mean(d * xhat))
+ *     rmsnorm      rstd * (d - xhat * mean(d * xhat))
+ *     l2norm       rstd * (d - xhat * sum(d * xhat))
+ * dgamma is the sum of dy * xhat over rows, and dbeta the sum of dy over rows; the summands of this row are added to
  * m->sums. */
 TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store_fn store, const te_pointwise_shape k,
                             int64_t row, te_lanes *g, te_row_stats n, const te_norm_registers *m) {
@@ -284,7 +286,7 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
         if (l.at.col >= k.half) continue;
         te_vec8_opaque(&dy[i], k.in), te_vec8_opaque(&x[i], k.norm_in);
         te_vec8_floats(v, &dy[i], k.in);
-        /* the variable xhat holds x, not (x - mean) rstd, because `shift` and `a` contain the normalisation */
+        /* the variable xhat holds x, not (x - mean) * rstd, because `shift` and `a` contain the normalisation */
         te_vec8_floats(xhat, &x[i], k.norm_in);
         te_norm_cached_gamma(&gamma, m, k, *g, i);
         te_gamma8(w, &gamma, k.weight, norm_code);
@@ -299,8 +301,8 @@ TE_FN void te_norm_backward(const te_pointwise *c, te_stages_fn stages, te_store
     }
 }
 
-/* Run backward on the rows first, first + step, first + 2 step, and so on. Each row is loaded while the previous row is
- * computed. */
+/* Run backward on the rows first, first + step, first + 2 * step, and so on. Each row is loaded while the previous row
+ * is computed. */
 TE_FN void te_norm_backward_rows(const te_pointwise *c, te_stages_fn stages, te_store_fn store,
                                  const te_pointwise_shape k, te_lanes *g, int64_t first, int64_t step,
                                  const te_norm_registers *m) {

@@ -25,7 +25,7 @@ TE_FN int te_pointwise_is_quantized(const te_pointwise *c, const te_pointwise_sh
 /* Some rows of a tensor in registers, in the dtype of the list of ops. A lane has te_pointwise_shape.chunks vectors of
  * eight elements of each row. */
 typedef struct te_quantized_rows {
-    int64_t row, step; /* the rows are row, row + step, row + 2 step, and so on */
+    int64_t row, step; /* the rows are row, row + step, row + 2 * step, and so on */
     int first;         /* the number, within a row, of the first lane's first vector of eight elements */
     const te_vec8 *v;  /* the lane's vectors, [rows][stride] */
     int stride;

@@ -15,11 +15,12 @@
  * the norm's input a second time, and stores the transpose of the result. If the kernel sums a gradient over rows, each
  * tile stores one partial sum for each of its columns.
  *
- * Lower bound of the time: a copy of as many bytes. Bytes per element in a 16-bit model under fp8_block: for gelu 2 (x)
- * + 1 (y) + 1 (the transpose of y) + 1/16 (scales) = 4.06; for gelu's backward, which reads dy and x, 6.06; for a norm,
- * whose x two kernels read, also 6.06. With one scale per tensor: 2 (dy) + 1 + 1 (the two FP8 layouts), plus the
- * tensors that the ops read. For the transpose alone: 2 + 1. Instructions, not memory, limit the speed of tile kernels.
- * Measurements: docs/notes/pointwise.md.
+ * Lower bound of the time: a copy of as many bytes. Bytes per element in a 16-bit model:
+ *   fp8_block                     for gelu 2 (x) + 1 (y) + 1 (the transpose of y) + 1/16 (scales) = 4.06; for gelu's
+ *                                 backward 6.06, because dy is also read; for a norm 6.06, because x is read twice
+ *   one scale per tensor          2 (dy) + 1 + 1 (the two FP8 layouts), plus the tensors that the ops read
+ *   the transpose alone           2 + 1
+ * Instructions, not memory, limit the speed of tile kernels. Measurements: docs/notes/pointwise.md.
  */
 #ifndef TE_POINTWISE_QUANTIZE_TRANSPOSE_H
 #define TE_POINTWISE_QUANTIZE_TRANSPOSE_H

@@ -34,8 +34,8 @@ TE_API te_pointwise_work te__pointwise_work_of(const te_step *s, int skip, te_po
     w.step = s, w.skip = skip, w.applied = 0, w.shape = k, w.args = args, w.launches = 0;
     return w;
 }
-/* Set *st to the arguments of op i: its parameters, its row statistics, and the state and position of its random
- * numbers. */
+/* Set *st to the arguments of op i: its parameters, its row statistics and, for its random numbers, the state, the
+ * stream and the index of the first element. */
 TE_API void te__stage_of(te_stage *st, te_run *r, int i) {
     const te_op *op = &r->plan->op[i];
     memset(st, 0, sizeof *st);
@@ -57,7 +57,7 @@ typedef enum te_result_form {
 } te_result_form;
 typedef struct te_pointwise_exit {
     te_result_form form;
-    /* the index of the op that reads the step's result; -1 if the program reads the result, or if the step ends with
+    /* the index of the op that reads the step's result; -1 if the caller reads the result, or if the step ends with
      * forks */
     int consumer;
     /* if an all_gather follows the step and gathers the result in FP8, the index of the GEMM that reads the gathered
@@ -68,7 +68,7 @@ typedef struct te_pointwise_exit {
 /* Return 1 if the kernel stores the operand of GEMM i in FP8 with scales that the kernel computes; 0 if the GEMM's step
  * quantizes the operand. saved: 1 if forward also saves the operand in the dtype of the list of ops. Training under
  * fp8_block also needs the transpose of the operand, which only a tile kernel can store
- * (pointwise_quantize_transpose.h); if the step has no tile kernel, the result is then 0. */
+ * (pointwise_quantize_transpose.h); if the step has no tile kernel, the function then returns 0. */
 TE_API int te__pointwise_quantizes(const te_run *r, int i, const te_pointwise_shape k, int saved) {
     const te_operand_policy *o = te__policy(r, i);
     if (!o->fp8 || !r->param[i] || k.scaled != (te_scaling)o->scaling) return 0;
@@ -168,7 +168,7 @@ TE_API void te__pointwise_find_amax(te_value *v, te_run *r, te_pointwise *c, int
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
-/* Prepare memory for the step's result, in the form e.form, which the next op reads. i: the op that computes the
+/* Prepare memory for the step's result, in the form (e.form) in which the next op reads it. i: the op that computes the
  * result; only forks may follow op i in the step. */
 TE_API te_status te__pointwise_forward_result(te_value *v, te_run *r, te_pointwise_work *w, int i,
                                               te_pointwise_exit e) {
@@ -269,7 +269,7 @@ TE_API te_status te__pointwise_forward(te_run *r, te_pointwise_work *w, te_value
 /* The gradient that passes through the ops of a step in backward: where the gradient was last stored, and whether an op
  * has changed it since then. */
 typedef struct te_pointwise_grad {
-    te_value stored; /* the tensor that has the last stored gradient */
+    te_value stored; /* the tensor in which the gradient was last stored */
     int changed;     /* 1: an op has changed the gradient since the gradient was last stored */
 } te_pointwise_grad;
 
@@ -339,8 +339,8 @@ TE_API te_status te__pointwise_sums(te_run *r, te_pointwise_work *w, int i, te_s
     }
     return TE_OK;
 }
-/* Prepare memory for the gradient that the step computes in backward, that of the input of op number `end`. The
- * gradient is stored in the form that the op before op `end` reads. */
+/* Prepare memory for the result of a backward step, which is the gradient of the input of op number `end`. The gradient
+ * is stored in the form in which its consumer reads it. */
 TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, int end, te_pointwise_grad *g) {
     const te_op *op = &r->plan->op[end];
     const te_pointwise_exit e = te__pointwise_exit_of(r, w, end, op->in_dtype, 0);
@@ -360,9 +360,9 @@ TE_API te_status te__pointwise_backward_result(te_run *r, te_pointwise_work *w, 
         c->y = v->data, w->launches |= c->y != 0;
         if (c->y && e.consumer >= 0 && te__finds_amax(r, e.consumer, v->dtype))
             te__pointwise_find_amax(v, r, c, e.consumer);
-        /* Here no kernel reads the gradient; only its column sums are needed. The tile kernel computes the sums,
-         * because it then adds in the same order as when the gradient is also stored, so that the sums are bitwise
-         * identical in both cases. */
+        /* Here no kernel reads the gradient; only its column sums are needed. They must be bitwise identical to the
+         * sums of a step that also stores the gradient. Therefore the tile kernel computes the sums in both cases; the
+         * row kernel would add in another order. */
         if (!c->y && g->changed && w->shape.transposes && end > 0 && te__policy(r, end - 1)->stored_by_producer)
             te__pointwise_use_tile_kernel(r, c, end - 1, 0);
     }
@@ -436,8 +436,8 @@ TE_API te_status te__pointwise_recompute(te_run *r, const te_pointwise_work *w, 
 }
 /* Return whether the kernel runs twice: the first run computes only the amax of the result, and the second run, once
  * the scale is known, stores the result in FP8. Two runs are faster only if the last op reads no more bytes than it
- * writes, and if the second run needs only the last op. Therefore the ops before the last op may only be biases, whose
- * results forward has saved. */
+ * writes, and if the second run executes only the last op. Therefore all ops before the last op must be biases; forward
+ * has saved their result, from which the second run starts. */
 TE_API int te__pointwise_amax_only(const te_run *r, const te_step *s, int skip, const te_pointwise_shape k) {
     const int last = s->op[s->count - 1];
     if (r->pass != TE_FORWARD || te__last_step(r, s)) return 0;
