@@ -46,7 +46,7 @@
 
 /* ---- a relative bias by distance ---------------------------------------------------------------------------------
  * This kernel expands the biases of the buckets of a relative bias, [buckets, heads], to
- * te_attention_args.bias_by_distance, [heads, 2 max_distance + 1]: the bias of each distance from -max_distance to
+ * te_attention_args.bias_by_distance, [heads, 2 * max_distance + 1]: the bias of each distance from -max_distance to
  * max_distance. The attention kernels clamp key - query to that range, and read the bias of the clamped distance.
  * Clamping changes no bias, because all larger distances are in the same bucket as max_distance, and all smaller ones
  * in the same bucket as -max_distance.
@@ -60,7 +60,7 @@ enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
 typedef struct te_relative_bias_args {
     const void *table;       /* the learnt biases, [buckets, heads] */
-    float *bias_by_distance; /* output, [heads, 2 max_distance + 1]: the bias of each head and distance */
+    float *bias_by_distance; /* output, [heads, 2 * max_distance + 1]: the bias of each head and distance */
     int heads, buckets, max_distance, bidirectional;
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);

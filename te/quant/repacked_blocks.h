@@ -19,8 +19,8 @@
  * int8, the scales of 16 rows, in f32, are stored behind the cells of these rows.
  *
  * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
- * % 4, these are columns 8 t to 8 t + 7 or, in q6_k, 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3. Codes i and i + 1 of
- * the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
+ * % 4, these are columns 8 * t to 8 * t + 7 or, in q6_k, 4 * t to 4 * t + 3 and 16 + 4 * t to 16 + 4 * t + 3. Codes i
+ * and i + 1 of the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -115,8 +115,9 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
 }
 /* Store the scales of row `row` of a cell in q4_k or q5_k; b: the block of this row. A cell first has, for each pair of
  * rows r and r + 8, 8 bytes with d and dmin of both rows. Then each lane has 4 bytes with the low 4 bits of scales and
- * mins: for each of groups 2 t and 2 t + 1, one byte with the mins and one byte with the scales of the lane's two rows.
- * At the end, each lane has 2 bytes with the high 2 bits, one byte for each of its two groups. */
+ * mins: for each of groups 2 * t and 2 * t + 1, where t = lane % 4, one byte with the mins and one byte with the scales
+ * of the lane's two rows. At the end, each lane has 2 bytes with the high 2 bits, one byte for each of its two
+ * groups. */
 TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) {
     uint8_t scale[8], min[8];
     const int upper = row / 8;

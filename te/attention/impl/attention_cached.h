@@ -76,7 +76,7 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
     p.swizzle = te__cache_swizzle(p.key, d, k.dtype, k.format);
     return p;
 }
-/* Return the number of vectors into which the keys and values of one row of qkv are divided. A vector has at most 8
+/* Returns the number of vectors into which the keys and values of one row of qkv are divided. A vector has at most 8
  * elements. The vectors of each head's key come first, then those of each head's value. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
@@ -263,8 +263,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
             encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
         if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
         te_attention_args args = *a;
-        /* Without cu_seqlens, or with rows == batch * seq, all sequences have the same number of new rows, a->seq. This
-         * number is more than decode_rows, so the decoding kernel has nothing to do. */
+        /* Here a->seq > decode_rows. Without cu_seqlens, or with rows == batch * seq, each sequence has a->seq new
+         * rows; these are too many for the decoding kernel, which then has nothing to do. */
         if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
             args.cache.short_rows = args.seq = decode_rows;
             TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));

@@ -50,7 +50,7 @@ enum {
 
 /* The operands of an attention in FP8, which are laid out in the call's scratch memory: e4m3 numbers and their amax. */
 typedef struct te_attention_fp8_operands {
-    float *amax; /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
+    float *amax; /* [heads + 2 * kv_heads]: the amax of each head of q, of each head of k, then of each head of v */
     /* the operands in e4m3: q [rows, heads, d], k [rows, kv_heads, d], and v, transposed, [batch, kv_heads, d, keys] */
     uint8_t *q, *k, *v;
     /* the number of keys in a row of the transposed v: seq rounded up to TE__ATTN_FP8_KEYS; the padding is 0 */
@@ -73,8 +73,8 @@ TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
     return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + elements + 4 * TE_ALIGN);
 }
 /* Returns the byte at which a key is stored in a row of the transposed v. In the accumulators of the scores, lane t of
- * a quad has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen keys; in the e4m3 operand P the lane needs four
- * adjacent bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
+ * a quad has the keys 2 * t, 2 * t + 1, 2 * t + 8 and 2 * t + 9 of sixteen keys; in the e4m3 operand P the lane needs
+ * four adjacent bytes, 4 * t to 4 * t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
 TE_BOTH int te__attn_fp8_byte_of_key(int key) {
     return (key & ~15) | (key & 6) << 1 | (key & 8) >> 2 | (key & 1);
 }

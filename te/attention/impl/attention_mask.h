@@ -76,8 +76,8 @@ TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
 /* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq. Returns seq if
- * count < 0 (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
- * (te__attn_clamp_end). */
+ * count < 0 (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative;
+ * te__attn_clamp_end replaces a negative result by 0. */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }

@@ -56,11 +56,11 @@ TE_FN float te__attn_quad_sum(float v) {
     v += __shfl_xor_sync(~0u, v, 2);
     return v;
 }
-/* One step of the online softmax for a warp's rows. For each m, this lane has elements of two of 16 rows: rows
- * 16 m + g (s[m][n][0] and [1]) and 16 m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max). row_max
- * (in the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the factor by
- * which the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether the
- * maximum of any of these rows has changed. */
+/* One step of the online softmax for a warp's rows. For each m, this lane has elements of two of 16 rows: rows 16 * m +
+ * g (s[m][n][0] and [1]) and 16 * m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max). row_max (in
+ * the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the factor by which
+ * the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether the maximum of
+ * any of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -86,7 +86,7 @@ TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], flo
     return changed;
 }
 
-/* Starts to load a tile of the keys, from token `key` on, to shared memory, and the values behind them. */
+/* Starts to load the tile of keys from token `key` on, and the tile of values of the same tokens, to shared memory. */
 template <te_dtype T, class F, int D, int V, int64_t KV, class C>
 TE_FN void te__attn_stage_load(uint32_t tile, const te_attention_args *a, const te__attn_head &h, int key) {
     te__attn_keys_load<T, F, C::TILE, D, KV, C::THREADS>(tile, a, h, 0, key);
@@ -95,7 +95,7 @@ TE_FN void te__attn_stage_load(uint32_t tile, const te_attention_args *a, const 
 }
 
 /* The forward kernel. Grid: (batch * heads, tiles of queries). Contents of shared memory: Q, then K and V of stage 0, K
- * and V of stage 1. With values_in_keys the tile of V is the first columns of that of K. */
+ * and V of stage 1. With values_in_keys, V consists of the first columns of the tile of K. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F,
           class C = te__attn_forward_shape<D, te__attn_value_dim<D, F>(), F::VALUES_IN_KEYS>>
 TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
@@ -103,7 +103,8 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
     typedef te__attn_widths<HEADS, KV_HEADS, D, F> widths;
     constexpr int64_t QKV = widths::QKV, KV = widths::KV;
     constexpr int V = widths::V;
-    /* IN_ROW: the head size of the rows whose first columns are the values; V_BYTES: where the values of a stage are */
+    /* IN_ROW: the number of elements of the row that contains a value, which is a row of K with values_in_keys, else of
+     * V; V_BYTES: the offset in bytes of the values in a stage */
     constexpr int IN_ROW = F::VALUES_IN_KEYS ? D : V;
     constexpr uint32_t ROW = te__attn_row_bytes<D>(), V_BYTES = F::VALUES_IN_KEYS ? 0 : TILE * ROW;
     constexpr uint32_t STAGE_BYTES = V_BYTES + TILE * te__attn_row_bytes<IN_ROW>();
@@ -172,9 +173,9 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     TE_UNROLL for (int e = 0; e < 4; e++)
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
-        /* Compute P = exp(S - row_max) and O = rescale O + P V. row_max is finite from the first tile on if every query
-         * sees key 0, which is in the first tile. If some query does not see key 0, te__attn_softmax_offset keeps the
-         * subtraction from yielding NaN. */
+        /* Compute P = exp(S - row_max) and O = rescale * O + P V. row_max is finite from the first tile on if every
+         * query sees key 0, which is in the first tile. If some query does not see key 0, te__attn_softmax_offset keeps
+         * the subtraction from yielding NaN. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
         /* O needs to be multiplied only if a maximum has changed; otherwise all factors are 1, as they usually are

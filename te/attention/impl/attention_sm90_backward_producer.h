@@ -130,8 +130,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    /* the number of rows of dK or dV, computed by one warp or by two, that are added up to one row of
-     * te_attention_args.sum; from these sums a bias gradient is computed */
+    /* the number of rows of dK or dV whose sum is one row of te_attention_args.sum; one warp computes 16 of these
+     * rows */
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
     /* PREFETCH: 1 if a lane loads lse and delta from shared memory to registers before S or dP is complete. The other
      * kernels do not have enough registers for this, or do not need it (FOLDED). */
@@ -563,9 +563,9 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
 /* Returns the wgmma descriptor of the sixteen columns that te__attn_bwd_folds_stats appends to Q and dO (operand B).
- * Query q has eight bf16 numbers at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms whose sum is
- * -delta, then 0. The descriptor makes wgmma read these eight numbers twice, because it multiplies sixteen columns; the
- * second eight columns of operand A are zeros. */
+ * Query q has eight bf16 numbers at byte 16 * q: three terms whose sum is -lse / scale, then 0, three terms whose sum
+ * is -delta, then 0. The descriptor makes wgmma read these eight numbers twice, because it multiplies sixteen columns;
+ * the second eight columns of operand A are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
     /* the stride between groups of eight rows is 128 bytes; the layout has no swizzle */
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32;

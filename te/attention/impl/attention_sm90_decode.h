@@ -17,8 +17,8 @@
  * The differences for a cache in 8 bits are in attention_sm90_decode_8bit.h, those of values that are parts of keys in
  * attention_sm90_decode_latent.h.
  *
- * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for
- * each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
+ * Lower bound of the run time: one read of the keys and values, kv_heads * (head_dim + value_dim) elements of 2 bytes
+ * for each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
  * ends (te_kernel_wait), and the L2 evicts copied pages first, so that they do not displace the partial results.
  * Measurements: docs/notes/attention_decode.md.
  */
@@ -43,9 +43,10 @@ enum {
 template <int HEADS, int KV_HEADS, int D, class F>
 struct te__decode_traits {
     static constexpr bool IS_8BIT = TE__CACHE_HAS_SCALES(F::CACHE_FORMAT), IS_LATENT = F::VALUES_IN_KEYS;
-    /* the head size of v, the rows of a tile of queries, and how many groups of 8 rows it has */
+    /* V: the head size of v; ROWS: the number of rows of a tile of queries; NT: the number of groups of 8 rows of a
+     * tile */
     static constexpr int V = te__attn_value_dim<D, F>(), ROWS = TE__DECODE_TILE_ROWS(HEADS / KV_HEADS), NT = ROWS / 8;
-    /* the consumer warps, and how many of O's fragments of 16 columns each of them stores */
+    /* WARPS: the number of consumer warps; M: the number of fragments of O (16 columns each) that a warp stores */
     static constexpr int WARPS = te__decode_warps<F>(), M = V / 16 / WARPS;
     static constexpr int PLACES = IS_LATENT ? 2 : (int)TE__DECODE_PLACES;
     /* the number of keys of a stage */
@@ -59,9 +60,10 @@ struct te__decode_traits {
     static constexpr int BLOCKS = WIDEST <= 128 ? 2 : 1; /* how many blocks of this kernel run on a multiprocessor */
     static constexpr int STAGE_BYTES = KEYS * row_bytes(WIDEST);
     static constexpr int Q_BYTES = ROWS * D * 2;                             /* the queries of one group */
-    /* O^T of eight rows, from each warp; if values are parts of keys, what te__decode_latent exchanges */
+    /* the size in bytes of the memory through which the warps exchange O^T, eight rows of each warp at a time (if
+     * values are parts of keys: of the memory that te__decode_latent needs) */
     static constexpr int O_BYTES = IS_LATENT ? te__decode_latent_bytes(ROWS) : WARPS * 8 * V * 4;
-    /* each warp's maximum and sum of each row */
+    /* the size in bytes of the maximum and the sum of each row from each warp */
     static constexpr int STATS_BYTES = 2 * WARPS * ROWS * 4;
     /* the size in bytes of the merged result of those splits of a group that have been processed (te__decode_held) */
     static constexpr int MERGED_BYTES = (M * 4 + 4) * NT * WARPS * 32 * 4;
@@ -132,12 +134,12 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run is at most TE__DECODE_RUN consecutive keys of one split. One load of the warp loads the page numbers of a run:
- * each lane then holds the page number of 16 keys. */
+/* A run is at most TE__DECODE_RUN consecutive keys of one split. A warp loads the page numbers of a run with one
+ * instruction: each lane loads the page number of 16 keys. */
 struct te__decode_run {
     /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
     int begin, end;
-    int page;       /* in lane l: the number of the page that holds key begin + 16 l (TE_CACHE_MIN_PAGE is 16) */
+    int page;       /* in lane l: the number of the page that holds key begin + 16 * l (TE_CACHE_MIN_PAGE is 16) */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
 /* Returns the run (at most TE__DECODE_RUN consecutive keys of a split) that begins at key `begin`, in a split whose
@@ -283,16 +285,16 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 k to 16 k +
- * 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are read from
- * shared memory at each use. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 * k to 16 * k
+ * + 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are read
+ * from shared memory at each use. */
 template <int D, int NT>
 struct te__decode_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
     int rows;
     uint32_t held[IN_REGISTERS ? D / 32 : 1][NT][4];
-    /* Reads the two fragments 2 k and 2 k + 1 of rows 8 n to 8 n + 7. */
+    /* Reads the two fragments 2 * k and 2 * k + 1 of rows 8 * n to 8 * n + 7. */
     __device__ __forceinline__ void read(uint32_t (&b)[4], int k, int n) const {
         const int lane = (int)threadIdx.x % 32;
         te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
@@ -311,7 +313,7 @@ struct te__decode_q {
     }
 };
 /* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask. With g = lane / 4 and t = lane % 4,
- * s[0][n][e] is the product of row 8 n + 2 t + e % 2 of the queries and key g + 8 (e / 2) of the warp. */
+ * s[0][n][e] is the product of row 8 * n + 2 * t + e % 2 of the queries and key g + 8 * (e / 2) of the warp. */
 template <te_dtype T, int D, int NT>
 TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &q, uint32_t stage) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -332,8 +334,8 @@ TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
         s[0][n][e] = even[0][n][e] + odd[0][n][e];
 }
-/* Turns products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to key `key` + 16 b + g +
- * 8 (e / 2). stop: one more than the split's last key. */
+/* Turns products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to key `key` + 16 * b + g
+ * + 8 * (e / 2). stop: one more than the split's last key. */
 template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
 TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
                              int key) {
@@ -353,7 +355,7 @@ TE_FN float te__decode_max_of_keys(float v) {
     TE_UNROLL for (int o = 4; o < 32; o *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, o));
     return v;
 }
-/* One step of the online softmax, over this warp's 16 TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
+/* One step of the online softmax, over this warp's 16 * TILES keys of a stage: s becomes P^T; r.max, r.sum and r.o are
  * updated. */
 template <int TILES, int M, int NT>
 TE_FN void te__decode_softmax(float (&s)[TILES][NT][4], te__decode_result<M, NT> &r) {
@@ -459,8 +461,8 @@ TE_FN void te__decode_multiply(const te_attention_args *a, const te__decode_grou
     }
 }
 
-/* Computes the result of split number `at` of group w: the sum over all warps, of which each has a part of the
- * columns. */
+/* Computes the result of split number `at` of group w: adds up the results of all warps, and returns in each warp a
+ * part of the columns of the sum. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int M, int NT>
 TE_FN void te__decode_split(te__decode_result<M, NT> &split, const te_attention_args *a, const te__decode_group &w,
                             int at, const te__decode_q_of<D, NT, F> &q, te__decode_ring &ring,
@@ -687,8 +689,8 @@ struct te__attn_sm90_decode : te__decode_traits<HEADS, KV_HEADS, D, F> {
     typedef te_attention_args args;
     /* BLOCKS: the compiler limits the registers such that this many blocks fit on a multiprocessor (launch bounds).
      * Only traits::BLOCKS blocks of this kernel run there; up to head size 128, BLOCKS is one more, so that blocks of
-     * the merge kernel and of the next kernel fit beside them. Tiles of 16 rows over a cache of 8 bits need more
-     * registers. */
+     * the merge kernel and of the next kernel fit beside them. With tiles of 16 rows over a cache of 8 bits, BLOCKS is
+     * not increased, because they need more registers. */
     static constexpr int NEEDS_REGISTERS = traits::IS_8BIT && traits::ROWS > 8;
     static constexpr int EXISTS = 1, BLOCKS = traits::BLOCKS + (traits::WIDEST <= 128 && !NEEDS_REGISTERS);
     static __device__ __forceinline__ void body(const args *a) {

@@ -128,7 +128,8 @@ template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_va
 template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
 template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
 
-/* A tile of queries. query: its first query; head: its head, counted over all sequences (sequence * HEADS + head). */
+/* A tile of queries. query: its first query; head: its head, counted over all sequences: sequence * HEADS + (index of
+ * the head in the sequence). */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
 /* Special values of te__attn_work_tile.head. END: there are no more tiles. INVALID: with varlen, this tile index
  * belongs to no tile (te_sequence_tiles), and the block skips it. */

@@ -195,7 +195,7 @@ TE_API te_status te__attn_prefill_tensor_map(CUtensorMap *map, te__tensor_map_en
                                     {(cuuint64_t)d, (cuuint64_t)KV_HEADS, rows, pages},
                                     {row * rows, row, page},
                                     {64, 1, (cuuint32_t)box_rows, 1}};
-    /* rows that are not a multiple of 128 bytes long are not swizzled in the cache (te__cache_swizzle) */
+    /* TMA swizzles rows that are not swizzled in the cache, i.e. those that are not a multiple of 128 bytes long */
     const CUtensorMapSwizzle swizzle = d % 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
     return te__tensor_map_swizzled(map, encode, first, &shape, T, swizzle, ctx);
 }

@@ -10,11 +10,11 @@
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
  *
- * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. In each group of eight
- * columns, 8 j to 8 j + 7, it has columns c = 8 j + 2 (l % 4) and c + 1 of both rows: its elements 4 j and 4 j + 1
- * belong to row r, its elements 4 j + 2 and 4 j + 3 to row r + 8. An A operand in registers has the same layout, packed
- * to 16 bits in pairs: the wgmma that multiplies columns 16 k to 16 k + 15 of A takes the lane's elements 8 k to 8 k +
- * 7.
+ * Accumulator layout: lane l of warp w has elements of two rows, r = 16 * w + l / 4 and r + 8. In each group of eight
+ * columns, 8 * j to 8 * j + 7, it has columns c = 8 * j + 2 * (l % 4) and c + 1 of both rows: its elements 4 * j and 4
+ * * j + 1 belong to row r, its elements 4 * j + 2 and 4 * j + 3 to row r + 8. An A operand in registers has the same
+ * layout, packed to 16 bits in pairs: the wgmma that multiplies columns 16 * k to 16 * k + 15 of A takes the lane's
+ * elements 8 * k to 8 * k + 7.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_WGMMA_H
