@@ -118,8 +118,8 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  * less than 1, so the output of a head that finds no relevant key can be close to 0.
  *
  *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
- *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
- *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks
+ *     backward: dP_j / dsink = -P_j * p, hence dsink = -sum over rows of (p * sum_j P_j * (dO V_j))
+ *               = -sum over rows of (p * delta), where delta = rowsum(dO * O) as without sinks
  *
  * Dropout does not drop sinks. All other gradients are computed as without sinks, because they depend on the sinks only
  * through lse.

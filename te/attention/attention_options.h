@@ -6,7 +6,7 @@
  *      fp8_output, cached, values_in_keys)          // options left out at the end are 0
  *
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
- *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
+ *     softcap        scores become softcap * tanh(score / softcap) before the mask; 0: unchanged
  *     dropout        after the softmax, each element of P becomes 0 with this probability, else it is multiplied by
  *                    TE_DROPOUT_FACTOR; lse does not depend on dropout
  *     varlen         1: the kernels support te_attention_args.cu_seqlens
@@ -33,7 +33,7 @@
 #include "impl/attention_mask.h" /* TE_ATTENTION_ALL, TE_ATTENTION_MAX_SEQ */
 
 /* ---- ALiBi -------------------------------------------------------------------------------------------------------
- * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope |i - j| is
+ * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope * |i - j| is
  * subtracted from the score of query i and key j, after softcap and before the mask. Slopes are constants. If the
  * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 * (h + 1) / n). Otherwise let p be the
  * next lower power of two: the first p heads have the slopes that p heads would have, and the remaining heads have
@@ -51,9 +51,9 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  *     a table     [heads, queries, keys] (TE_BIAS_heads), or [queries, keys] for all heads (TE_BIAS_shared)
  *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, as in T5 (Raffel et al. 2020)
  *
- *     forward:  S = softcap(scale Q K^T) + B, P = exp(S - lse)
- *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also over
- *     heads)
+ *     forward:  S = softcap(scale * Q K^T) + B, P = exp(S - lse)
+ *     backward: dS = P * (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also
+ *     over heads)
  *
  * Queries and keys are counted from the beginning of their sequence, even if a batch packs sequences of different
  * lengths: a sequence that is shorter than the table uses the upper left corner of the table. For a relative bias, a
@@ -152,10 +152,10 @@ enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = TE_CUDA ? 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
  * With softcap, the kernels hold a score as the tanh t, in [-1, 1], and its logit is softcap times t. Without softcap,
  * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with P =
- * exp(softcap t - lse), the gradient of q k^T is scale P * (1 - t^2) (dP - delta). So with softcap, P * (1 - t^2)
- * replaces P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 for a dropped pair, else
- * TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (For a
- * dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
+ * exp(softcap * t - lse), the gradient of q k^T is scale * P * (1 - t^2) * (dP - delta). So with softcap, P * (1 - t^2)
+ * replaces P in dS. With dropout, O = (m * P) V and dP = m * (dO V^T), where m is 0 for a dropped pair, else
+ * TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m * P, and dS needs both P and m. (For
+ * a dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention that has no option except causal. */
@@ -419,10 +419,10 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 }
 
 /* ---- rounding of keys and values to 8 bits -----------------------------------------------------------------------
- * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers
- * n_i = round(x_i (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
- * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the
- * row are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
+ * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers n_i =
+ * round(x_i * (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise identical on
+ * both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the row are NaN;
+ * a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
 
 /* scale: the scale of a row of the cache; inverse: the factor by which the row's elements are multiplied before they

@@ -3,9 +3,9 @@
  * kernels. te/te.h leaves this file out, because training uses no cache; te/cache/cache.h and te/infer.h include it.
  *
  *     CUDA    On compute capability 9.0, in bf16 and f16: attention_sm90_decode.h for a few new rows (conditions:
- *             te__decode_exists), and attention_sm90_prefill.h for more, unless the cache has 8 bits (other conditions:
- *             attention_cuda.h, as for forward). In all other cases, one kernel stores the new rows in the cache, then
- *             the forward kernel for sm_80 or, in f32, that of attention_simt_f32.h runs.
+ *             te__decode_exists), and attention_sm90_prefill.h for more new rows, unless the cache has 8 bits (further
+ *             conditions: attention_cuda.h). In all other cases, one kernel stores the new rows in the cache, then the
+ *             forward kernel for sm_80 or, in f32, that of attention_simt_f32.h runs.
  *     host    The forward kernel of attention_host.h, which reads the cache.
  */
 #ifndef TE_ATTENTION_CACHED_H

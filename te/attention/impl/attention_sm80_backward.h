@@ -87,7 +87,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
     te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
-    /* lse: multiplied by log2(e), because the exponentials are in base 2 */
+    /* the array lse holds lse * log2(e), because the exponentials are in base 2 */
     float dq[M][te__attn_slice<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
@@ -174,7 +174,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
  * Two warps, a pair, process the same M * 16 keys:
  *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T to the dK warp through shared
  *                    memory
- *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
+ *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T * (dP^T - delta), dK += dS^T Q
  * So each warp accumulates only dV or only dK, for M * 16 rows. If one warp accumulated both, it would have registers
  * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute two
  * products of the same form (A B^T, then P B), with different operands. With two slices, two dV warps and two dK warps
@@ -536,7 +536,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
         te__attn_tile_load<TILE, V, KV, THREADS>(v_tile, kv + h.v + k0 * KV, h.keys - k0);
-        float lse[2], minus_delta[1][2]; /* lse: multiplied by log2(e) */
+        float lse[2], minus_delta[1][2]; /* the array lse holds lse * log2(e) */
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + g + e * 8;
             lse[e] = row < h.seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;

@@ -281,11 +281,11 @@ struct te__attn_sm90_backward {
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
         /* Each band of a head (a group of neighbouring key tiles) adds its dQ after the earlier bands of the head. A
-         * band should be so large that the first bands of all heads together occupy all multiprocessors: then no two
-         * bands of a head run at the same time, and none has to wait. But a band has no more key tiles than can run at
-         * the same time, because a key tile may wait for a key tile of its band that is scheduled later. Without a mask
-         * each key tile of a band waits for another key tile of the band; then the bands of all heads must fit on the
-         * multiprocessors together, and the size of a band is rounded down. */
+         * band should be so large that bands of all heads, one of each head, together occupy all multiprocessors: then
+         * no two bands of a head run at the same time, and none has to wait. But a band has no more key tiles than can
+         * run at the same time, because a key tile may wait for a key tile of its band that is scheduled later. Without
+         * a mask each key tile of a band waits for another key tile of the band; then the bands of all heads must fit
+         * on the multiprocessors together, and the size of a band is rounded down. */
         const int64_t fill = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
         p->band = (int)te_min(te_min(p->key_tiles, clusters), te_max(TE__ATTN_BWD_MIN_BAND, fill));
         if (F::VARLEN) {

@@ -5,7 +5,7 @@
  * by gradient instead of by keys:
  *
  *     first warpgroup    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO. It stores P^T in shared memory.
- *     second warpgroup   dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. It overwrites P^T there with dS^T.
+ *     second warpgroup   dP^T = V dO^T, dS^T = P^T * (dP^T - delta), dK += dS^T Q. It overwrites P^T there with dS^T.
  *
  * dQ is a sum over all 128 keys. Therefore each block copies its dS to the shared memory of the other block, and
  * computes half of the columns of dQ, for the keys of both blocks; for this it also holds these columns of the other

@@ -5,7 +5,7 @@
  * keys. A step processes a tile of queries of one head:
  *
  *     S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO. P^T is an A operand in registers.
- *     dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. dS^T is an A operand in registers.
+ *     dP^T = V dO^T, dS^T = P^T * (dP^T - delta), dK += dS^T Q. dS^T is an A operand in registers.
  *     dQ = dS K of the previous step. For this, dS of both warpgroups (128 keys) is stored in shared memory.
  *
  * Because dQ is computed one step later, no warpgroup waits for the dS of the other warpgroup; and while one warpgroup

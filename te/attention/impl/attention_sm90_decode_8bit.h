@@ -7,7 +7,7 @@
  *
  *     S^T = K Q^T    The queries are read with their columns in the same permuted order (te__decode8_q).
  *     O^T = V^T P^T  The columns of V become the rows of O^T, so each half of a fragment's rows has every other column
- *                    of O: lane 4 g + t has columns 2 g and 2 g + 1 of a fragment (te__decode_store).
+ *                    of O: lane 4 * g + t has columns 2 * g and 2 * g + 1 of a fragment (te__decode_store).
  *
  * The scale of a key is multiplied into its scores, and the scale of a value into P. The product of P and scale is
  * rounded to bf16, also in lists of f16: bf16 has the range of f32, so that no scale is too large or too small. New
