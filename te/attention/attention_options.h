@@ -151,11 +151,12 @@ enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = TE_CUDA ? 
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
  * With softcap, the kernels hold a score as the tanh t, in [-1, 1], and its logit is softcap times t. Without softcap,
- * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with P =
- * exp(softcap * t - lse), the gradient of q k^T is scale * P * (1 - t^2) * (dP - delta). So with softcap, P * (1 - t^2)
- * replaces P in dS. With dropout, O = (m * P) V and dP = m * (dO V^T), where m is 0 for a dropped pair, else
- * TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m * P, and dS needs both P and m. (For
- * a dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
+ * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with
+ * P = exp(softcap * t - lse), the gradient of q k^T is scale * P * (1 - t^2) * (dP - delta). So with softcap,
+ * P * (1 - t^2) replaces P in dS. With dropout, O = (m * P) V and dP = m * (dO V^T), where m is 0 for a dropped pair,
+ * else TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m * P, and dS needs both P and m.
+ * (For a dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is
+ * 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention that has no option except causal. */
@@ -305,8 +306,8 @@ typedef struct te_attention_cache {
     float *partials;
     /* only for decoding: the largest number of new rows of a sequence for which the memory `partials` suffices */
     int decode_rows;
-    /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage has 64 keys or
-     * values. Set when the kernel is launched. */
+    /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage holds
+     * te__decode_traits.KEYS keys or values. Set when the kernel is launched. */
     int decode_stages;
     /* Only for decoding: the number of thread blocks of a cluster, or 0 if there are no clusters. Clusters are used in
      * small batches; a cluster processes one tile of queries. Set when the kernel is launched. */
@@ -419,10 +420,10 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 }
 
 /* ---- rounding of keys and values to 8 bits -----------------------------------------------------------------------
- * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers n_i =
- * round(x_i * (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise identical on
- * both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the row are NaN;
- * a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
+ * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers
+ * n_i = round(x_i * (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
+ * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the
+ * row are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
 
 /* scale: the scale of a row of the cache; inverse: the factor by which the row's elements are multiplied before they

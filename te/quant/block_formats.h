@@ -139,9 +139,9 @@ TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int
     }
 }
 /* Unpack the eight scales and eight mins of q4_k and q5_k, 6 bits each, from 12 bytes. Bytes 0 to 3 have scales 0 to 3
- * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Byte 8 + i has the low 4 bits of scale 4 + i and of min 4 +
- * i. The 2 high bits of byte i are the 2 high bits of scale 4 + i, and the 2 high bits of byte 4 + i are those of min 4
- * + i. */
+ * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Byte 8 + i has the low 4 bits of scale 4 + i and of min
+ * 4 + i. The 2 high bits of byte i are the 2 high bits of scale 4 + i, and the 2 high bits of byte 4 + i are those of
+ * min 4 + i. */
 TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
     for (int i = 0; i < 4; i++) {
         scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;
@@ -261,8 +261,8 @@ TE_API float te__largest_of(const float *x, int n) {
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
     return largest;
 }
-/* Return the code of v: v plus an integer offset, rounded to nearest and clamped to [0, max]. The caller passes bias =
- * offset + 0.5, and v + bias is truncated, as in the formats' reference (ggml). */
+/* Return the code of v: v plus an integer offset, rounded to nearest and clamped to [0, max]. The caller passes
+ * bias = offset + 0.5, and v + bias is truncated, as in the formats' reference (ggml). */
 TE_API int te__code_of(float v, float bias, int max) {
     const float t = v + bias;
     return t >= (float)max ? max : t > 0.0f ? (int)t : 0;

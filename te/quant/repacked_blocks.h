@@ -18,9 +18,9 @@
  * The cells of a weight part are in row-major order. The rows of a part are padded with zeros to a multiple of 16. In
  * int8, the scales of 16 rows, in f32, are stored behind the cells of these rows.
  *
- * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
- * % 4, these are columns 8 * t to 8 * t + 7 or, in q6_k, 4 * t to 4 * t + 3 and 16 + 4 * t to 16 + 4 * t + 3. Codes i
- * and i + 1 of the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
+ * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With
+ * t = lane % 4, these are columns 8 * t to 8 * t + 7 or, in q6_k, 4 * t to 4 * t + 3 and 16 + 4 * t to 16 + 4 * t + 3.
+ * Codes i and i + 1 of the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -78,11 +78,11 @@ TE_BOTH int te__cell_low_at(te_block_format f, int group) {
 }
 TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
 
-/* Store an E2M1 number, one of four (`number`) in 16 bits. twice: two times its value. Number 0 has its sign in bit 15,
- * which is the sign bit of a bf16, and its other three bits in bits 8 to 6, which are the two lowest exponent bits and
- * the highest mantissa bit of a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the
- * value. Numbers 1 to 3 are stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these
- * positions. */
+/* Store an E2M1 number in the 16 bits at `half`, which hold four such numbers. number: its index among the four; twice:
+ * two times its value. Number 0 has its sign in bit 15, which is the sign bit of a bf16, and its other three bits in
+ * bits 8 to 6, which are the two lowest exponent bits and the highest mantissa bit of a bf16. If all other bits are
+ * masked out, the 16 bits are thus a bf16 of 2^-126 times the value. Numbers 1 to 3 are stored such that te__cell_mxfp4
+ * needs as few shifts as possible to move their bits to these positions. */
 TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
     const int magnitude = twice < 0 ? -twice : twice;

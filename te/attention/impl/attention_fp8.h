@@ -14,11 +14,11 @@
  * bf16 or f16, and a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0
  * (sm_90a).
  *
- * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
- * integer, it changes only the exponent of P, and the rounding of the fraction of P does not depend on the row_max of
- * the previous tiles of keys. Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before
- * it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
+ * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores).
+ * P = 2^(score - row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because
+ * row_max is an integer, it changes only the exponent of P, and the rounding of the fraction of P does not depend on
+ * the row_max of the previous tiles of keys. Probabilities below 2^-14 of the largest become 0. The softmax sum and lse
+ * use P before it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
  *
  * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
  * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
@@ -163,9 +163,9 @@ TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64
         if (row < t->a->seq) memcpy(__builtin_assume_aligned(to + row * width + dim, 16), e.w, 16);
     }
 }
-/* Casts a tile of v to e4m3 and transposes it: element (key, dim) is stored at to[dim * keys +
- * te__attn_fp8_byte_of_key(key)]. A thread stores four keys of sixteen dimensions, and the next thread stores the next
- * four keys of the same dimensions. */
+/* Casts a tile of v to e4m3 and transposes it: element (key, dim) is stored at
+ * to[dim * keys + te__attn_fp8_byte_of_key(key)]. A thread stores four keys of sixteen dimensions, and the next thread
+ * stores the next four keys of the same dimensions. */
 TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t keys, float scale, te_lanes g) {
     for (int i = g.id; i < TE__ATTN_FP8_ROWS / 4 * (t->d / 16); i += TE__ATTN_FP8_THREADS) {
         const int column = t->first + i % (TE__ATTN_FP8_ROWS / 4) * 4, dim = i / (TE__ATTN_FP8_ROWS / 4) * 16;

@@ -270,9 +270,9 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of dP^T -
- * delta in dS^T. This factor is P * (1 - t^2), where t is the tanh of the softcap, or P without softcap; it has a
- * negative sign if the pair of query and key was dropped. */
+/* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of
+ * dP^T - delta in dS^T. This factor is P * (1 - t^2), where t is the tanh of the softcap, or P without softcap; it has
+ * a negative sign if the pair of query and key was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {

@@ -56,11 +56,11 @@ TE_FN float te__attn_quad_sum(float v) {
     v += __shfl_xor_sync(~0u, v, 2);
     return v;
 }
-/* One step of the online softmax for a warp's rows. For each m, this lane has elements of two of 16 rows: rows 16 * m +
- * g (s[m][n][0] and [1]) and 16 * m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max). row_max (in
- * the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the factor by which
- * the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether the maximum of
- * any of these rows has changed. */
+/* One step of the online softmax for a warp's rows. For each m, this lane has elements of two of 16 rows: rows
+ * 16 * m + g (s[m][n][0] and [1]) and 16 * m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max).
+ * row_max (in the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the
+ * factor by which the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether
+ * the maximum of any of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {

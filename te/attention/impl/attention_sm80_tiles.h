@@ -180,8 +180,8 @@ TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const 
             }
         }
 }
-/* Initialises the accumulators s of a tile with one value for each row: start[m][h] in row 16 * m + g + 8 * h, where g
- * = lane / 4. */
+/* Initialises the accumulators s of a tile with one value for each row: start[m][h] in row 16 * m + g + 8 * h, where
+ * g = lane / 4. */
 template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)

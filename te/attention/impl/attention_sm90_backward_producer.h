@@ -646,9 +646,9 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to x +
- * COLUMNS - 1 of `box`. A box has 64 columns, so x must be 0 if COLUMNS is 64. If first is 1, the function overwrites
- * the sums in global memory instead of adding to them. */
+/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to
+ * x + COLUMNS - 1 of `box`. A box has 64 columns, so x must be 0 if COLUMNS is 64. If first is 1, the function
+ * overwrites the sums in global memory instead of adding to them. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);

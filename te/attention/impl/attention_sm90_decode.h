@@ -285,9 +285,9 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 * k to 16 * k
- * + 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are read
- * from shared memory at each use. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 * k to
+ * 16 * k + 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are
+ * read from shared memory at each use. */
 template <int D, int NT>
 struct te__decode_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
@@ -334,8 +334,8 @@ TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &
     TE_UNROLL for (int n = 0; n < NT; n++) TE_UNROLL for (int e = 0; e < 4; e++)
         s[0][n][e] = even[0][n][e] + odd[0][n][e];
 }
-/* Turns products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to key `key` + 16 * b + g
- * + 8 * (e / 2). stop: one more than the split's last key. */
+/* Turns products q k^T into scores (te__decode_score). With g = lane / 4, s[b][n][e] belongs to key
+ * `key` + 16 * b + g + 8 * (e / 2). stop: one more than the split's last key. */
 template <int HEADS, int KV_HEADS, class F, int TILES, int NT>
 TE_FN void te__decode_scores(float (&s)[TILES][NT][4], const te_attention_args *a, const te__decode_group &w, int stop,
                              int key) {

@@ -99,9 +99,9 @@ template <int D> struct te__decode8_lane {
         return (first ^ (uint32_t)(chunk % PERIOD * 16)) + (uint32_t)(chunk / PERIOD * PERIOD * 16);
     }
 };
-/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 * k to 16
- * * k + 15, in the same order as the keys in te__decode8_products: with t = lane % 4, the first register of a lane has
- * dimensions 4 * t and 4 * t + 2, and the second register has 4 * t + 1 and 4 * t + 3. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 * k to
+ * 16 * k + 15, in the same order as the keys in te__decode8_products: with t = lane % 4, the first register of a lane
+ * has dimensions 4 * t and 4 * t + 2, and the second register has 4 * t + 1 and 4 * t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;

@@ -53,8 +53,8 @@ TE_FN float te__decode_score(float v, const te_attention_args *a, const te__deco
 }
 /* The part of a result that a lane has, for rows 8 * n + 2 * t and 8 * n + 2 * t + 1, where t = lane % 4. max: the
  * maximum of the scores, in base 2 (times log2(e)), over all keys of the warp; sum: the sum of the exponentials over
- * the keys of this lane; o[m][n][e]: the accumulator of O^T in row 8 * n + 2 * t + e % 2 and column 16 * m + g + 8 * (e
- * / 2), where g = lane / 4. */
+ * the keys of this lane; o[m][n][e]: the accumulator of O^T in row 8 * n + 2 * t + e % 2 and column
+ * 16 * m + g + 8 * (e / 2), where g = lane / 4. */
 template <int M, int NT>
 struct te__decode_result {
     float max[NT][2], sum[NT][2], o[M][NT][4];
@@ -260,8 +260,8 @@ TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &r
 TE_FN void te__decode_cluster_arrive(void) { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 TE_FN void te__decode_cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 /* The exchange of partial results in a cluster of `blocks` blocks (2, 4 or 8), which processes one group. Fragment f of
- * O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments f =
- * rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], followed by memory for the
+ * O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments
+ * f = rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], followed by memory for the
  * maximum and the sum of each row, [splits, NT, 4]. The elements of both arrays are float4. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster : te__decode_cluster_size<FRAGMENTS, NT> {

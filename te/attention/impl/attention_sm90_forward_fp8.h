@@ -180,10 +180,10 @@ TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(
 /* Returns a pair of two equal f16, x rounded. */
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
-/* The constants of P = 2^(scale * s + offset[e]), in f16; offset[e] belongs to row e, and is TE__ATTN_FP8_P_EXPONENT -
- * row_max. The scale and each offset are stored as pairs of two equal numbers. If f16 cannot represent the scale or an
- * offset, TE__ATTN_FP8_NAN is stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32 then computes P in
- * f32. */
+/* The constants of P = 2^(scale * s + offset[e]), in f16; offset[e] belongs to row e, and is
+ * TE__ATTN_FP8_P_EXPONENT - row_max. The scale and each offset are stored as pairs of two equal numbers. If f16 cannot
+ * represent the scale or an offset, TE__ATTN_FP8_NAN is stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32
+ * then computes P in f32. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 

@@ -233,8 +233,8 @@ struct te__attn_fwd_output {
     const float *scale; /* null, or the factor of an output in e4m3 (te_attention_args.out_scale) */
     int64_t width;      /* the distance, in elements, from one row of the output to the next */
     float *lse;         /* the address of query 0 of this head and sequence in the array lse, or null */
-    /* query: the query of this thread's first row; seq: the number of queries of the sequence. Rows outside 0 to seq -
-     * 1 are not stored. */
+    /* query: the query of this thread's first row; seq: the number of queries of the sequence. Rows outside 0 to
+     * seq - 1 are not stored. */
     int query, seq;
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
     /* a factor by which O is multiplied: the factor of dropout or, in FP8, the dequantization factor of V */
