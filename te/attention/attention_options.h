@@ -195,7 +195,7 @@ template <class A, class B> struct te__choose_type<false, A, B> { typedef B type
     };
 /* The head size of v. */
 template <int D, class F> TE_BOTH constexpr int te__attn_value_dim(void) { return F::VALUE ? F::VALUE : D; }
-/* The elements of a value in qkv and in the cache: 0 if values are parts of keys. */
+/* Returns how many elements of each value are stored in qkv and in the cache: none if values are parts of keys. */
 template <int D, class F> TE_BOTH constexpr int te__attn_stored_value_dim(void) {
     return F::VALUES_IN_KEYS ? 0 : te__attn_value_dim<D, F>();
 }

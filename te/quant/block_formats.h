@@ -346,9 +346,9 @@ TE_API void te__quantize_q8_0(uint8_t *y, const float *x) {
     te__write_f16(y, d);
     for (int i = 0; i < 32; i++) y[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
 }
-/* Compute the scale and the min of a group of a k-quant, in which x is approximated by scale * q - min, with q = 0 ..
- * max and min >= 0. The function tries nine scales, from 0.9 to 1.1 times (largest - smallest) / max, and takes the one
- * with the least squared error. */
+/* Compute the scale and the min of a group of a k-quant, in which x is approximated by scale * q - min, with q from 0
+ * to max and min >= 0. The function tries nine scales, from 0.9 to 1.1 times (largest - smallest) / max, and takes the
+ * one with the least squared error. */
 TE_API void te__group_search(float *scale, float *min, const float *x, int max) {
     float low = 0.0f, high = x[0], best = INFINITY;
     for (int i = 0; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;

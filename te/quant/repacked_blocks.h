@@ -50,8 +50,7 @@ typedef struct te__repacked_header {
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 TE_BOTH int te__cell_is_8bit(te_block_format f) { return f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8; }
 /* Returns the number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no
- * negative codes.
- */
+ * negative codes. */
 TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
     if (te__block_has_zero_point(f)) return b[2];
     return te__cell_is_8bit(f)                          ? 128

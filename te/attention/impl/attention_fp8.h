@@ -39,7 +39,7 @@ enum {
     TE__ATTN_FP8_ROWS = 128,
     /* the transposed v permutes the keys within each group of this many keys */
     TE__ATTN_FP8_KEYS = 16,
-    /* The exponent of P = 2^(score - row_max + 4) in e4m3: P of the largest score is 8 to 16, while e4m3 ranges from
+    /* The summand 4 in P = 2^(score - row_max + 4): with it, P of the largest score is 8 to 16, while e4m3 ranges from
      * 2^-9 to 448. With a larger exponent fewer small probabilities would become 0, but P would exceed the range of
      * e4m3 more often, and the CUDA kernel would have to rescale more often. */
     TE__ATTN_FP8_P_EXPONENT = 4,

@@ -338,9 +338,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     return item.band_first + begun - item.key_tile + wrapped;
 }
 /* Return the address of the sums of dQ (f32) of a head, in box `box` of 64 columns, from row `row` on. Each complete
- * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: first the first 16 bytes of each
- * of a warpgroup's 128 lanes, then the second 16 bytes of each lane, and so on, eight times in all. The remaining
- * queries of a sequence, fewer than 64, are stored as [queries, 64]. */
+ * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: first 16 bytes of each of a
+ * warpgroup's 128 threads, then the next 16 bytes of each thread, and so on, eight times in all. The remaining queries
+ * of a sequence, fewer than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }

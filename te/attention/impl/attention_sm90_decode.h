@@ -634,8 +634,9 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), where each warp merges one
  * fragment of O^T. A group (tile of queries) needs this kernel if several blocks of the first kernel have processed its
- * splits. Block b of this kernel merges the group whose first split block b of the first kernel has processed; there is
- * at most one such group for each b. The partial results are read once. */
+ * splits. Block b of this kernel merges the group that block b of the first kernel has begun, i.e. the group of whose
+ * splits it has processed the first, but not the last; there is at most one such group. The partial results are read
+ * once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),
