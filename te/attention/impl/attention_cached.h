@@ -175,9 +175,9 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
     }
 }
 /* How the work of the kernel is divided into units. In the formats of 8 bits, a unit is the key or the value of one
- * head of one row; in the other formats, it is the same vector of TE_CACHE_STORE_AHEAD consecutive rows. rows: the
- * number of rows of a unit; in_row: the number of units into which `rows` rows of qkv are divided; in_block: the number
- * of units that a thread block stores. */
+ * head of one row; in the other formats, it is one te__cache_vector in each of TE_CACHE_STORE_AHEAD consecutive rows.
+ * rows: the number of rows of a unit; in_row: the number of units into which `rows` rows of qkv are divided; in_block:
+ * the number of units that a thread block stores. */
 typedef struct te__cache_store_work { int rows, in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
@@ -187,8 +187,8 @@ TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape
     w.in_block = has_scales ? (int)TE_CACHE_STORE_ROWS : (int)TE_CACHE_STORE_VECTORS;
     return w;
 }
-/* The body of the kernel that stores keys and values in a cache. Grid: one block for every
- * te__cache_store_work.in_block units, which are numbered row after row. */
+/* The body of the kernel that stores keys and values in a cache. Grid: one block for every in_block units of work
+ * (te__cache_store_work). */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_sequences s = te__attn_sequences(a);

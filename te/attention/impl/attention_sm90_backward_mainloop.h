@@ -467,9 +467,9 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    /* After the first step of an item (n = 0), there is no earlier step whose dQ is to be computed. The product for dQ
-     * is issued nevertheless, and its result is not used. */
     } else {
+        /* Between the first two steps of an item (n = 0), there is no dQ to compute. The product for dQ is issued
+         * nevertheless, and its result is not used. */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* waits for dK */
