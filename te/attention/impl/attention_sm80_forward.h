@@ -155,7 +155,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         if (i + 1 < tiles.end)
             te__attn_stage_load<T, F, D, V, KV, C>(kv_tile + (stage ^ 1) * STAGE_BYTES, a, h, k0 + TILE);
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
-        /* Skip this tile if none of the warp's queries sees one of its keys. */
+        /* Skip this tile of keys if no query of the warp sees any of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* compute S = Q K^T, and apply the options to it */
