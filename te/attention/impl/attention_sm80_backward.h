@@ -119,7 +119,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        /* Skip this tile if none of the warp's queries sees one of its keys. */
+        /* Skip this tile of keys if no query of the warp sees any of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from
