@@ -46,7 +46,7 @@
 
 /* ---- a relative bias by distance ---------------------------------------------------------------------------------
  * This kernel expands the biases of the buckets of a relative bias, [buckets, heads], to
- * te_attention_args.bias_by_distance, [heads, 2 max_distance + 1]: the bias of each distance from -max_distance to
+ * te_attention_args.bias_by_distance, [heads, 2 * max_distance + 1]: the bias of each distance from -max_distance to
  * max_distance. The attention kernels clamp key - query to that range, and read the bias of the clamped distance.
  * Clamping changes no bias, because all larger distances are in the same bucket as max_distance, and all smaller ones
  * in the same bucket as -max_distance.
@@ -60,7 +60,7 @@ enum { TE_RELATIVE_BIAS_THREADS = TE_CUDA ? 128 : 1 };
 
 typedef struct te_relative_bias_args {
     const void *table;       /* the learnt biases, [buckets, heads] */
-    float *bias_by_distance; /* output, [heads, 2 max_distance + 1]: the bias of each head and distance */
+    float *bias_by_distance; /* output, [heads, 2 * max_distance + 1]: the bias of each head and distance */
     int heads, buckets, max_distance, bidirectional;
 } te_relative_bias_args;
 typedef te_status (*te_relative_bias_fn)(te_context *ctx, te_grid grid, const te_relative_bias_args *a);
@@ -118,8 +118,8 @@ TE_API te_attention_rows te__attn_fwd_sequence(const te_attention_args *a, int v
  * less than 1, so the output of a head that finds no relevant key can be close to 0.
  *
  *     forward:  lse = log(exp(sink) + sum_j exp(S_j)), P_j = exp(S_j - lse), p = exp(sink - lse), O = sum_j P_j V_j
- *     backward: dP_j / dsink = -P_j p, hence dsink = -sum over rows of p sum_j P_j (dO V_j)
- *               = -sum over rows of p delta, where delta = rowsum(dO * O) as without sinks
+ *     backward: dP_j / dsink = -P_j * p, hence dsink = -sum over rows of (p * sum_j P_j * (dO V_j))
+ *               = -sum over rows of (p * delta), where delta = rowsum(dO * O) as without sinks
  *
  * Dropout does not drop sinks. All other gradients are computed as without sinks, because they depend on the sinks only
  * through lse.

@@ -6,7 +6,7 @@
  *      fp8_output, cached, values_in_keys)          // options left out at the end are 0
  *
  *     left, right    query i sees keys i - left to i + right; TE_ATTENTION_ALL: no bound on this side
- *     softcap        scores become softcap tanh(score / softcap) before the mask; 0: unchanged
+ *     softcap        scores become softcap * tanh(score / softcap) before the mask; 0: unchanged
  *     dropout        after the softmax, each element of P becomes 0 with this probability, else it is multiplied by
  *                    TE_DROPOUT_FACTOR; lse does not depend on dropout
  *     varlen         1: the kernels support te_attention_args.cu_seqlens
@@ -33,12 +33,12 @@
 #include "impl/attention_mask.h" /* TE_ATTENTION_ALL, TE_ATTENTION_MAX_SEQ */
 
 /* ---- ALiBi -------------------------------------------------------------------------------------------------------
- * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope |i - j| is
+ * Linear biases instead of position embeddings (Press, Smith & Lewis 2022, arXiv 2108.12409): slope * |i - j| is
  * subtracted from the score of query i and key j, after softcap and before the mask. Slopes are constants. If the
- * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 (h + 1) / n). Otherwise let p be the next
- * lower power of two: the first p heads have the slopes that p heads would have, and the remaining heads have every
- * second one of the slopes that 2 p heads would have, beginning with the first. Backward recomputes the bias when it
- * recomputes the probabilities; slopes have no gradient. */
+ * number of heads n is a power of two, head h = 0, 1, .. has the slope 2^(-8 * (h + 1) / n). Otherwise let p be the
+ * next lower power of two: the first p heads have the slopes that p heads would have, and the remaining heads have
+ * every second one of the slopes that 2 * p heads would have, beginning with the first. Backward recomputes the bias
+ * when it recomputes the probabilities; slopes have no gradient. */
 TE_BOTH float te__attn_alibi_slope(int head, int heads) {
     int n = 1;
     while (2 * n <= heads) n *= 2;
@@ -51,9 +51,9 @@ TE_BOTH float te__attn_alibi_slope(int head, int heads) {
  *     a table     [heads, queries, keys] (TE_BIAS_heads), or [queries, keys] for all heads (TE_BIAS_shared)
  *     relative    [buckets, heads] (TE_BIAS_relative): key - query selects the bucket, as in T5 (Raffel et al. 2020)
  *
- *     forward:  S = softcap(scale Q K^T) + B, P = exp(S - lse)
- *     backward: dS = P (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also over
- *     heads)
+ *     forward:  S = softcap(scale * Q K^T) + B, P = exp(S - lse)
+ *     backward: dS = P * (dP - delta) as without a bias, dB = sum of dS over sequences (for TE_BIAS_shared also
+ *     over heads)
  *
  * Queries and keys are counted from the beginning of their sequence, even if a batch packs sequences of different
  * lengths: a sequence that is shorter than the table uses the upper left corner of the table. For a relative bias, a
@@ -97,10 +97,10 @@ TE_BOTH int te__attn_bucket(int distance, int buckets, int max_distance, int bid
  *     te__attn_draw(word, rng, id, te__attn_draw_row(head, query, seq), query, key);
  *     if (te__attn_drops(word[key / 8 % 4], query / 8 % 2, limit)) p = 0; */
 
-/* Converts the index of a head on one rank to its index over all ranks (te__attn_global_head). Over all ranks, the
- * heads of the first sequence come first, then the heads of the second sequence, and so on. first: the index, within a
- * sequence, of this rank's first head; more: how many heads of each sequence are on other ranks. Both are 0 if there is
- * only one rank. */
+/* The numbers by which te__attn_global_head converts the index of a head on one rank to its index over all ranks. Over
+ * all ranks, the heads of the first sequence come first, then the heads of the second sequence, and so on. first: the
+ * index, within a sequence, of this rank's first head; more: how many heads of each sequence are on other ranks. Both
+ * are 0 if there is only one rank. */
 typedef struct te_attention_shard { int first, more; } te_attention_shard;
 
 /* Returns the index, over all ranks, of a head of this call. head: the index of the head in the call, which is
@@ -119,9 +119,9 @@ TE_BOTH float te__attn_alibi_slope_of(te_attention_shard s, int head, int heads)
 TE_BOTH uint32_t te__attn_draw_row(int head, int query, int seq) {
     return (uint32_t)head * ((uint32_t)(seq + 15) / 16) + (uint32_t)query / 16;
 }
-/* Computes the random bits of the pair (query, key). One call of Philox returns four words of 32 bits, which serve
- * eight pairs of a query and a key (see above); this function stores the four words of the call that serves (query,
- * key). row: the index of the query's block of 16 queries (te__attn_draw_row). */
+/* Computes the random bits of the pair (query, key) and of seven other pairs. word: output, the four 32-bit words of
+ * one call of Philox, which have 16 bits for each of the eight pairs. row: the index of the query's block of 16 queries
+ * (te__attn_draw_row). */
 TE_BOTH void te__attn_draw(uint32_t word[4], te_rng rng, uint32_t id, uint32_t row, int query, int key) {
     const uint32_t in_row = (uint32_t)key / 32 * 64 + (uint32_t)query % 8 * 8 + (uint32_t)key % 8;
     te_philox(word, rng.seed, (uint64_t)row << 32 | in_row, id, rng.offset);
@@ -152,11 +152,12 @@ enum { TE_ATTENTION_MAX_HEAD_DIM = 512, TE_ATTENTION_MAX_LATENT_DIM = TE_CUDA ? 
 
 /* ---- the variant: all options as constants -----------------------------------------------------------------------
  * With softcap, the kernels hold a score as the tanh t, in [-1, 1], and its logit is softcap times t. Without softcap,
- * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with P =
- * exp(softcap t - lse), the gradient of q k^T is scale P (1 - t^2) (dP - delta). So with softcap, P (1 - t^2) replaces
- * P in dS. With dropout, O = (m P) V and dP = m (dO V^T), where m is 0 for a dropped pair, else TE_DROPOUT_FACTOR, and
- * delta = rowsum(dO * O) as without dropout. So dV needs m P, and dS needs both P and m. (For a dropped pair the
- * kernels pass -P instead of P to the computation of dS, so that the sign says whether m is 0.) */
+ * they hold the product q k^T, and its logit is scale times q k^T. The derivative of tanh is 1 - t^2; hence, with
+ * P = exp(softcap * t - lse), the gradient of q k^T is scale * P * (1 - t^2) * (dP - delta). So with softcap,
+ * P * (1 - t^2) replaces P in dS. With dropout, O = (m * P) V and dP = m * (dO V^T), where m is 0 for a dropped pair,
+ * else TE_DROPOUT_FACTOR, and delta = rowsum(dO * O) as without dropout. So dV needs m * P, and dS needs both P and m.
+ * (For a dropped pair the kernels pass -P instead of P to the computation of dS, so that the sign says whether m is
+ * 0.) */
 enum { TE_ATTENTION_SM90_ONLY = 1, TE_ATTENTION_NO_SM90 = 2 };
 
 /* The options of an attention that has no option except causal. */
@@ -256,7 +257,7 @@ typedef struct te_attention_options {
     /* How many keys before (left) and after (right) its own position a query sees; -1 means no bound. With a causal
      * mask, window_right is 0. */
     int window_left, window_right;
-    float softcap;                 /* scores become softcap tanh(score / softcap), unless softcap is 0 */
+    float softcap;                 /* scores become softcap * tanh(score / softcap), unless softcap is 0 */
     int alibi;                     /* 1 if there are linear biases by distance (te__attn_alibi_slope) */
     /* For the meaning of these members, see the options of the same names at the top of this file. */
     int sinks, bias, bias_dim0, bias_dim1, max_logit;
@@ -302,21 +303,21 @@ typedef struct te_attention_cache {
     int page_count; /* the number of pages of the cache */
     int table_width;
     /* Only for decoding: memory for partial results. A group is a tile of queries together with all keys that these
-     * queries see, and its keys are divided into splits. There is memory for TE__DECODE_MAX_BLOCKS groups, and for each
-     * split of a group TE__DECODE_PARTIAL_FLOATS floats. */
+     * queries see, and its keys are divided into splits. The memory is enough for TE__DECODE_MAX_BLOCKS groups. Each
+     * split of a group needs TE__DECODE_PARTIAL_FLOATS floats. */
     float *partials;
     /* only for decoding: the largest number of new rows of a sequence for which the memory `partials` suffices */
     int decode_rows;
-    /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage has 64 keys or
-     * values. Set when the kernel is launched. */
+    /* Only for decoding: the number of stages of the kernel's ring buffer in shared memory. A stage holds
+     * te__decode_traits.KEYS keys or values. Set when the kernel is launched. */
     int decode_stages;
-    /* Only for decoding: in a small batch, each cluster of thread blocks processes one group, and this is the number of
-     * blocks of a cluster. It is 0 if there are no clusters. Set when the kernel is launched. */
+    /* Only for decoding: the number of thread blocks of a cluster, or 0 if there are no clusters. Clusters are used in
+     * small batches; a cluster processes one tile of queries. Set when the kernel is launched. */
     int decode_cluster;
     int capacity;      /* the largest number of tokens that a sequence may have in the cache */
-    /* Only for storing new rows: after the last value of each sequence of the batch, rows of zeros are stored, up to a
-     * number of rows that is a multiple of zero_rows, or up to the end of the page. If zero_rows is 0, no rows of zeros
-     * are stored. Set when the kernels are launched. */
+    /* Only for storing new rows: behind the last value of each sequence of the batch, rows of zeros are stored until
+     * the sequence has a multiple of zero_rows rows, or until the page is full. If zero_rows is 0, no rows of zeros are
+     * stored. Set when the kernels are launched. */
     int zero_rows;
     /* If two kernels process a batch together, the kernel for decoding processes the sequences with at most short_rows
      * new rows, and the other kernel processes the sequences with more. If short_rows is 0, one kernel processes all
@@ -333,7 +334,7 @@ enum {
      * row. */
     TE_CACHE_SPLIT_SHIFT = 8,
     TE_CACHE_MAX_SPLIT_SHIFT = 10,
-    /* the largest number of splits of the smallest size in a sequence; longer sequences have larger splits */
+    /* a sequence has at most this many splits of the smallest size; a longer sequence has larger splits */
     TE_CACHE_SMALL_SPLITS = 16,
     /* the largest number of thread blocks of the decoding kernel; at most two of these blocks run on a
      * multiprocessor */
@@ -365,7 +366,7 @@ TE_BOTH int te__cache_max_splits(int capacity, int values_in_keys) {
     const int splits = (capacity + (1 << shift) - 1) >> shift;
     return shift > shortest && splits < TE_CACHE_SMALL_SPLITS ? TE_CACHE_SMALL_SPLITS : splits;
 }
-/* The number of rows of a query tile in decoding, where a row is one query of one head. The tile has the rows of all
+/* The number of rows of a query tile in decoding, where a row is one query of one head. The rows of a tile belong to
  * query heads that share a KV head. group: the number of these heads. */
 #define TE__DECODE_TILE_ROWS(group) ((group) <= 8 ? 8 : 16)
 /* Returns the number of query tiles in decoding, for one KV head of a sequence with `rows` new tokens. group: the
@@ -379,7 +380,7 @@ TE_BOTH int te__decode_tiles(int rows, int group) {
 
 /* A constant expression: 1 for the formats of 8 bits, in which each row has a scale, else 0. */
 #define TE__CACHE_HAS_SCALES(format) ((int)(format) >= (int)TE_CACHE_FORMAT_int8)
-/* Returns the size of a row of d numbers with its scale: in elements or, in the formats of 8 bits, in bytes. */
+/* Returns the size of a row of d numbers: in elements or, in the formats of 8 bits, in bytes, with the scale. */
 TE_BOTH int te__cache_row_size(int d, int format) { return TE__CACHE_HAS_SCALES(format) ? d + (int)sizeof(float) : d; }
 /* Returns a number s that describes the swizzle of a row: chunk c (16 bytes) of the row is stored where chunk c ^ s
  * would be without a swizzle. If s is 0, the row is not swizzled. key: the index of the row's token; d: the number of
@@ -423,7 +424,7 @@ TE_BOTH int64_t te__cache_head_rows(const te_attention_cache *c, int value, int 
 
 /* ---- rounding of keys and values to 8 bits -----------------------------------------------------------------------
  * A row x of amax a = max |x_i| becomes the scale s = a / m, where m is 127 (int8) or 448 (e4m3), and the numbers
- * n_i = round(x_i (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
+ * n_i = round(x_i * (m / a)), to nearest, ties to even. All operations are in f32, and their results are bitwise
  * identical on both targets. A row with an infinity or a NaN gets the scale NaN, so that all results that depend on the
  * row are NaN; a row of magnitudes below 2^-110, for which m / a may be infinite, becomes zeros. */
 #define TE__CACHE_SMALLEST_AMAX 7.7037197775489434e-34f /* 2^-110 */
@@ -472,9 +473,8 @@ typedef struct te_attention_args {
     /* The log-sum-exp, [batch, heads, seq]: for each row, the natural logarithm of the sum of exp(score), sinks
      * included. Forward writes lse unless the pointer is null; backward reads it. */
     float *lse;
-    /* With the option fp8_output: *amax is replaced by the maximum of itself and the largest magnitude of out (before
-     * the multiplication by *out_scale) or, in backward, of dqkv (te_amax_atomic_max). If amax is null, no amax is
-     * computed. */
+    /* With the option fp8_output: *amax becomes max(*amax, m), where m is in forward the largest |out| before the
+     * multiplication by *out_scale, and in backward the largest |dqkv|. If amax is null, no amax is computed. */
     float *amax;
     const void *sinks;      /* with the option sinks: [heads], one logit for each head */
     /* [rows, heads * head_dim + kv_heads * (head_dim + value_dim)]: a row consists of q of all heads, then k, then v.
@@ -492,7 +492,7 @@ typedef struct te_attention_args {
     /* Backward: scratch memory of <name>_scratch_bytes(ctx, rows) bytes. If scratch is null, slower kernels run, which
      * need no scratch memory. */
     void *scratch;
-    /* batch: the number of sequences; seq: the number of tokens of each (with cu_seqlens: an upper bound of it) */
+    /* batch: the number of sequences; seq: the number of tokens of each sequence, or with cu_seqlens an upper bound */
     int batch, seq;
     /* the scores are scale * q k^T; scale is often 1 / sqrt(head_dim) */
     float scale;
@@ -518,10 +518,10 @@ typedef struct te_attention_args {
     void *dkv;
     int kv_seq;
     /* The arguments of a score bias. bias: the table, or the biases of the buckets. bias_by_distance: for a relative
-     * bias, scratch memory of [heads, 2 max_distance + 1], which te__attention_relative_bias has filled. dbias: output,
-     * the gradient of the bias. For a table, dbias is overwritten, or added to if `accumulate` is 1; for a relative
-     * bias, dbias receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is the
-     * gradient. */
+     * bias, scratch memory of [heads, 2 * max_distance + 1], which te__attention_relative_bias has filled. dbias:
+     * output, the gradient of the bias. For a table, dbias is overwritten, or added to if `accumulate` is 1; for a
+     * relative bias, dbias receives partial sums, [<name>_parts(seq), buckets, heads], whose sum over the first axis is
+     * the gradient. */
     const void *bias;
     float *bias_by_distance, *dbias;
     int accumulate;

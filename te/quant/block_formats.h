@@ -8,12 +8,13 @@
  *     const te_quantized_weight weight = {&part, 1};
  *     TE_TRY(te_use_quantized(&m.fc1.weight, &weight, &ctx));      // te/plan/bind.h; both structs stay where they are
  *
- * A row consists of blocks of 32 or 256 values. q8_0, q4_0 and q5_0: value = d q, with an integer q of 8, 4 or 5 bits,
- * and d in f16. q4_1 and q5_1: value = d q + m. The k-quants have blocks of 256 values in groups, and each group has a
- * scale of its own. q4_k and q5_k: value = d scale q - dmin min, with scale and min of 6 bits for 32 values; q6_k:
- * value = d scale q, with a scale of 8 bits for 16 values. The names of the int4 formats contain the number of values
- * of a block: int4 has value = d (q - 8), int4z has value = d (q - z) with an integer z, the zero point, of each block.
- * int4 in blocks of 32 is q4_0. int8 has one scale for each row. All values are exact in f32, or are rounded once.
+ * A row consists of blocks of 32 or 256 values. q8_0, q4_0 and q5_0: value = d * q, with an integer q of 8, 4 or 5
+ * bits, and d in f16. q4_1 and q5_1: value = d * q + m. The k-quants have blocks of 256 values in groups, and each
+ * group has a scale of its own. q4_k and q5_k: value = d * scale * q - dmin * min, with scale and min of 6 bits for 32
+ * values; q6_k: value = d * scale * q, with a scale of 8 bits for 16 values. The names of the int4 formats contain the
+ * number of values of a block: int4 has value = d * (q - 8), int4z has value = d * (q - z) with an integer z, the zero
+ * point, of each block. int4 in blocks of 32 is q4_0. int8 has one scale for each row. All values are exact in f32, or
+ * are rounded once.
  *
  * Source: ggml-common.h and ggml-quants.c of llama.cpp, and the Python package gguf, whose values tests/quant_gguf.sh
  * compares bit by bit; mxfp4: OCP Microscaling Formats (MX) v1.0. te/io/quantized_file.h reads GPTQ and AWQ.
@@ -138,9 +139,9 @@ TE_API void te__codes_32(int8_t *q, const uint8_t *low, const uint8_t *high, int
     }
 }
 /* Unpack the eight scales and eight mins of q4_k and q5_k, 6 bits each, from 12 bytes. Bytes 0 to 3 have scales 0 to 3
- * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Byte 8 + i has the low 4 bits of scale 4 + i and of min 4 +
- * i. The 2 high bits of byte i are the 2 high bits of scale 4 + i, and the 2 high bits of byte 4 + i are those of min 4
- * + i. */
+ * in their low 6 bits, and bytes 4 to 7 have mins 0 to 3. Byte 8 + i has the low 4 bits of scale 4 + i and of min
+ * 4 + i. The 2 high bits of byte i are the 2 high bits of scale 4 + i, and the 2 high bits of byte 4 + i are those of
+ * min 4 + i. */
 TE_API void te__scales_k(uint8_t scale[8], uint8_t min[8], const uint8_t packed[12]) {
     for (int i = 0; i < 4; i++) {
         scale[i] = packed[i] & 63, min[i] = packed[i + 4] & 63;
@@ -260,8 +261,8 @@ TE_API float te__largest_of(const float *x, int n) {
     for (int i = 0; i < n; i++) largest = fabsf(x[i]) > fabsf(largest) ? x[i] : largest;
     return largest;
 }
-/* Return the code of v: v plus an integer offset, rounded to nearest and clamped to [0, max]. The caller passes bias =
- * offset + 0.5, and v + bias is truncated, as in the formats' reference (ggml). */
+/* Return the code of v: v plus an integer offset, rounded to nearest and clamped to [0, max]. The caller passes
+ * bias = offset + 0.5, and v + bias is truncated, as in the formats' reference (ggml). */
 TE_API int te__code_of(float v, float bias, int max) {
     const float t = v + bias;
     return t >= (float)max ? max : t > 0.0f ? (int)t : 0;
@@ -272,8 +273,8 @@ TE_API void te__pack_32(uint8_t *low, uint8_t *high, const uint8_t *q) {
     for (int i = 0; i < 32; i++) bits |= (uint32_t)(q[i] >> 4 & 1) << i;
     for (int i = 0; high && i < 4; i++) high[i] = (uint8_t)(bits >> 8 * i & 255);
 }
-/* Quantize a block of `values` values to q4_0, q5_0 or int4. d is chosen such that the value of the largest magnitude
- * gets the lowest code. */
+/* Quantize a block of `values` values to q4_0, q5_0 or int4. The scale d is chosen such that the value of the largest
+ * magnitude gets the lowest code. */
 TE_API void te__quantize_symmetric(uint8_t *y, const float *x, int bits, int values) {
     uint8_t q[TE_BLOCK_MAX_VALUES];
     const int half = 1 << (bits - 1);
@@ -345,9 +346,9 @@ TE_API void te__quantize_q8_0(uint8_t *y, const float *x) {
     te__write_f16(y, d);
     for (int i = 0; i < 32; i++) y[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
 }
-/* Compute the scale and the min of a group of a k-quant, in which x is approximated by scale q - min, with q = 0 .. max
- * and min >= 0. The function tries nine scales, from 0.9 to 1.1 times (largest - smallest) / max, and takes the one
- * with the least squared error. */
+/* Compute the scale and the min of a group of a k-quant, in which x is approximated by scale * q - min, with q from 0
+ * to max and min >= 0. The function tries nine scales, from 0.9 to 1.1 times (largest - smallest) / max, and takes the
+ * one with the least squared error. */
 TE_API void te__group_search(float *scale, float *min, const float *x, int max) {
     float low = 0.0f, high = x[0], best = INFINITY;
     for (int i = 0; i < 32; i++) low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;

@@ -18,9 +18,9 @@
  * The cells of a weight part are in row-major order. The rows of a part are padded with zeros to a multiple of 16. In
  * int8, the scales of 16 rows, in f32, are stored behind the cells of these rows.
  *
- * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With t = lane
- * % 4, these are columns 8 t to 8 t + 7 or, in q6_k, 4 t to 4 t + 3 and 16 + 4 t to 16 + 4 t + 3. Codes i and i + 1 of
- * the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
+ * Each lane of a warp loads 16 codes of a group, eight from each of rows r and r + 8, where r = lane / 4. With
+ * t = lane % 4, these are columns 8 * t to 8 * t + 7 or, in q6_k, 4 * t to 4 * t + 3 and 16 + 4 * t to 16 + 4 * t + 3.
+ * Codes i and i + 1 of the eight, for even i, are stored 16 bits apart, so that one mask extracts both.
  */
 #ifndef TE_REPACKED_BLOCKS_H
 #define TE_REPACKED_BLOCKS_H
@@ -50,8 +50,7 @@ typedef struct te__repacked_header {
 TE_API int te__can_repack(te_block_format f) { return te_block_values(f) > 1; }
 TE_BOTH int te__cell_is_8bit(te_block_format f) { return f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8; }
 /* Returns the number that is added to the codes q of the block at b (te__block_codes), so that a cell stores no
- * negative codes.
- */
+ * negative codes. */
 TE_API int te__cell_zero(const uint8_t *b, te_block_format f) {
     if (te__block_has_zero_point(f)) return b[2];
     return te__cell_is_8bit(f)                          ? 128
@@ -78,11 +77,11 @@ TE_BOTH int te__cell_low_at(te_block_format f, int group) {
 }
 TE_BOTH int te__cell_low_lane(te_block_format f) { return te__cell_is_8bit(f) || te__cell_pairs_groups(f) ? 16 : 8; }
 
-/* Store an E2M1 number, one of four (`number`) in 16 bits. twice: two times its value. Number 0 has its sign in bit 15,
- * which is the sign bit of a bf16, and its other three bits in bits 8 to 6, which are the two lowest exponent bits and
- * the highest mantissa bit of a bf16. If all other bits are masked out, the 16 bits are thus a bf16 of 2^-126 times the
- * value. Numbers 1 to 3 are stored such that te__cell_mxfp4 needs as few shifts as possible to move their bits to these
- * positions. */
+/* Store an E2M1 number in the 16 bits at `half`, which hold four such numbers. number: its index among the four; twice:
+ * two times its value. Number 0 has its sign in bit 15, which is the sign bit of a bf16, and its other three bits in
+ * bits 8 to 6, which are the two lowest exponent bits and the highest mantissa bit of a bf16. If all other bits are
+ * masked out, the 16 bits are thus a bf16 of 2^-126 times the value. Numbers 1 to 3 are stored such that te__cell_mxfp4
+ * needs as few shifts as possible to move their bits to these positions. */
 TE_API void te__cell_store_mxfp4(uint8_t *half, int number, int twice) {
     static const uint8_t sign[4] = {15, 12, 14, 13}, rest[4] = {6, 3, 0, 9};
     const int magnitude = twice < 0 ? -twice : twice;
@@ -115,8 +114,9 @@ TE_API void te__cell_store(uint8_t *low, uint8_t *high, int row, int col, int co
 }
 /* Store the scales of row `row` of a cell in q4_k or q5_k; b: the block of this row. A cell first has, for each pair of
  * rows r and r + 8, 8 bytes with d and dmin of both rows. Then each lane has 4 bytes with the low 4 bits of scales and
- * mins: for each of groups 2 t and 2 t + 1, one byte with the mins and one byte with the scales of the lane's two rows.
- * At the end, each lane has 2 bytes with the high 2 bits, one byte for each of its two groups. */
+ * mins: for each of groups 2 * t and 2 * t + 1, where t = lane % 4, one byte with the mins and one byte with the scales
+ * of the lane's two rows. At the end, each lane has 2 bytes with the high 2 bits, one byte for each of its two
+ * groups. */
 TE_API void te__cell_store_scales_k(uint8_t *scales, int row, const uint8_t *b) {
     uint8_t scale[8], min[8];
     const int upper = row / 8;

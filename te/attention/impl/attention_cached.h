@@ -3,9 +3,9 @@
  * kernels. te/te.h leaves this file out, because training uses no cache; te/cache/cache.h and te/infer.h include it.
  *
  *     CUDA    On compute capability 9.0, in bf16 and f16: attention_sm90_decode.h for a few new rows (conditions:
- *             te__decode_exists), and attention_sm90_prefill.h for more, unless the cache has 8 bits (other conditions:
- *             attention_cuda.h, as for forward). In all other cases, one kernel stores the new rows in the cache, then
- *             the forward kernel for sm_80 or, in f32, that of attention_simt_f32.h runs.
+ *             te__decode_exists), and attention_sm90_prefill.h for more new rows, unless the cache has 8 bits (further
+ *             conditions: attention_cuda.h). In all other cases, one kernel stores the new rows in the cache, then the
+ *             forward kernel for sm_80 or, in f32, that of attention_simt_f32.h runs.
  *     host    The forward kernel of attention_host.h, which reads the cache.
  */
 #ifndef TE_ATTENTION_CACHED_H
@@ -76,7 +76,7 @@ TE_FN te__cache_place te__cache_place_of(const te_attention_args *a, const te_se
     p.swizzle = te__cache_swizzle(p.key, d, k.dtype, k.format);
     return p;
 }
-/* Return the number of vectors into which the keys and values of one row of qkv are divided. A vector has at most 8
+/* Returns the number of vectors into which the keys and values of one row of qkv are divided. A vector has at most 8
  * elements. The vectors of each head's key come first, then those of each head's value. */
 TE_BOTH int te__cache_store_vectors(const te__cache_store_shape k) {
     return k.kv_heads * ((k.d + 7) / 8 + (k.dv + 7) / 8);
@@ -175,9 +175,9 @@ TE_FN void te__cache_store_quantized(const te_attention_args *a, const te_sequen
     }
 }
 /* How the work of the kernel is divided into units. In the formats of 8 bits, a unit is the key or the value of one
- * head of one row; in the other formats, it is the same vector of TE_CACHE_STORE_AHEAD consecutive rows. rows: the
- * number of rows of a unit; in_row: the number of units into which `rows` rows of qkv are divided; in_block: the number
- * of units that a thread block stores. */
+ * head of one row; in the other formats, it is one te__cache_vector in each of TE_CACHE_STORE_AHEAD consecutive rows.
+ * rows: the number of rows of a unit; in_row: the number of units into which `rows` rows of qkv are divided; in_block:
+ * the number of units that a thread block stores. */
 typedef struct te__cache_store_work { int rows, in_row, in_block; } te__cache_store_work;
 TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape k) {
     te__cache_store_work w;
@@ -187,8 +187,8 @@ TE_BOTH te__cache_store_work te__cache_store_work_of(const te__cache_store_shape
     w.in_block = has_scales ? (int)TE_CACHE_STORE_ROWS : (int)TE_CACHE_STORE_VECTORS;
     return w;
 }
-/* The body of the kernel that stores keys and values in a cache. Grid: one block for every
- * te__cache_store_work.in_block units, which are numbered row after row. */
+/* The body of the kernel that stores keys and values in a cache. Grid: one block for every in_block units of work
+ * (te__cache_store_work). */
 TE_FN void te__cache_store_body(const te_attention_args *a, te_block b, const te__cache_store_shape k) {
     int group;
     const te_sequences s = te__attn_sequences(a);
@@ -263,8 +263,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_c
             encoder && te__sm90_kernel_ready(&k->prefill, prefill::SHARED, ctx->device) ? encoder : 0;
         if (!encode) TE_TRY((te__attn_check_replaced<prefill, F>(ctx, &k->prefill, name)));
         te_attention_args args = *a;
-        /* Without cu_seqlens, or with rows == batch * seq, all sequences have the same number of new rows, a->seq. This
-         * number is more than decode_rows, so the decoding kernel has nothing to do. */
+        /* Here a->seq > decode_rows. Without cu_seqlens, or with rows == batch * seq, each sequence has a->seq new
+         * rows; these are too many for the decoding kernel, which then has nothing to do. */
         if (decode_rows && a->cu_seqlens && a->rows < (int64_t)a->batch * a->seq) {
             args.cache.short_rows = args.seq = decode_rows;
             TE_TRY(decode::launch(ctx, k->decode.kernel, k->merge, &args, name));

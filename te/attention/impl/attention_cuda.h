@@ -228,8 +228,8 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F> struct te__attn_b
     typedef typename sm90::wgmma wgmma;
     typedef typename sm90::round round;
     static constexpr int V = te__attn_value_dim<D, F>();
-    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv, namely the rows that one warp computes.
-     * SUM_ROWS is 0 if the kernels cannot compute `sum`. */
+    /* Each row of te_attention_args.sum is the sum of this many rows of dqkv; in the kernels for sm_80, one warp
+     * computes these rows. SUM_ROWS is 0 if the kernels cannot compute `sum`. */
     static constexpr int SUM_ROWS = T == TE_f32 || F::VARLEN ? 0 : te__attn_dq_shape<D, V>::M * 16;
 
     /* Return the driver's function for making tensor maps if the backward kernel for compute capability 9.0 exists for

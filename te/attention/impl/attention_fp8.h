@@ -14,11 +14,11 @@
  * bf16 or f16, and a call has up to TE_ATTENTION_FP8_MAX_SEQUENCES sequences. On CUDA it needs compute capability 9.0
  * (sm_90a).
  *
- * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores). P = 2^(score -
- * row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because row_max is an
- * integer, it changes only the exponent of P, and the rounding of the fraction of P does not depend on the row_max of
- * the previous tiles of keys. Probabilities below 2^-14 of the largest become 0. The softmax sum and lse use P before
- * it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
+ * The operands of all products are e4m3; the accumulators are float (on CUDA f16 for the scores).
+ * P = 2^(score - row_max + 4) is e4m3, too; row_max is the largest score in base 2, rounded up to an integer. Because
+ * row_max is an integer, it changes only the exponent of P, and the rounding of the fraction of P does not depend on
+ * the row_max of the previous tiles of keys. Probabilities below 2^-14 of the largest become 0. The softmax sum and lse
+ * use P before it is rounded to e4m3. If a head has an infinity, all results that depend on that head are NaN.
  *
  * Memory traffic of the two passes: amax reads qkv, 2 bytes for each element; cast reads qkv and writes e4m3, 3 bytes.
  * v is written transposed, so that all operands of wgmma are contiguous along the axis of summation.
@@ -39,7 +39,7 @@ enum {
     TE__ATTN_FP8_ROWS = 128,
     /* the transposed v permutes the keys within each group of this many keys */
     TE__ATTN_FP8_KEYS = 16,
-    /* The exponent of P = 2^(score - row_max + 4) in e4m3: P of the largest score is 8 to 16, while e4m3 ranges from
+    /* The summand 4 in P = 2^(score - row_max + 4): with it, P of the largest score is 8 to 16, while e4m3 ranges from
      * 2^-9 to 448. With a larger exponent fewer small probabilities would become 0, but P would exceed the range of
      * e4m3 more often, and the CUDA kernel would have to rescale more often. */
     TE__ATTN_FP8_P_EXPONENT = 4,
@@ -50,7 +50,7 @@ enum {
 
 /* The operands of an attention in FP8, which are laid out in the call's scratch memory: e4m3 numbers and their amax. */
 typedef struct te_attention_fp8_operands {
-    float *amax; /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
+    float *amax; /* [heads + 2 * kv_heads]: the amax of each head of q, of each head of k, then of each head of v */
     /* the operands in e4m3: q [rows, heads, d], k [rows, kv_heads, d], and v, transposed, [batch, kv_heads, d, keys] */
     uint8_t *q, *k, *v;
     /* the number of keys in a row of the transposed v: seq rounded up to TE__ATTN_FP8_KEYS; the padding is 0 */
@@ -73,8 +73,8 @@ TE_API size_t te__attn_fp8_bytes(int64_t rows, int heads, int kv_heads, int d) {
     return (size_t)((heads + 2 * kv_heads) * (int64_t)sizeof(float) + elements + 4 * TE_ALIGN);
 }
 /* Returns the byte at which a key is stored in a row of the transposed v. In the accumulators of the scores, lane t of
- * a quad has the keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of sixteen keys; in the e4m3 operand P the lane needs four
- * adjacent bytes, 4 t to 4 t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
+ * a quad has the keys 2 * t, 2 * t + 1, 2 * t + 8 and 2 * t + 9 of sixteen keys; in the e4m3 operand P the lane needs
+ * four adjacent bytes, 4 * t to 4 * t + 3. Permuting the keys of v in the same way avoids shuffles between lanes. */
 TE_BOTH int te__attn_fp8_byte_of_key(int key) {
     return (key & ~15) | (key & 6) << 1 | (key & 8) >> 2 | (key & 1);
 }
@@ -163,9 +163,9 @@ TE_FN void te__attn_fp8_cast_rows(const te__attn_fp8_tile *t, uint8_t *to, int64
         if (row < t->a->seq) memcpy(__builtin_assume_aligned(to + row * width + dim, 16), e.w, 16);
     }
 }
-/* Casts a tile of v to e4m3 and transposes it: element (key, dim) is stored at to[dim * keys +
- * te__attn_fp8_byte_of_key(key)]. A thread stores four keys of sixteen dimensions, and the next thread stores the next
- * four keys of the same dimensions. */
+/* Casts a tile of v to e4m3 and transposes it: element (key, dim) is stored at
+ * to[dim * keys + te__attn_fp8_byte_of_key(key)]. A thread stores four keys of sixteen dimensions, and the next thread
+ * stores the next four keys of the same dimensions. */
 TE_FN void te__attn_fp8_cast_v(const te__attn_fp8_tile *t, uint8_t *to, int64_t keys, float scale, te_lanes g) {
     for (int i = g.id; i < TE__ATTN_FP8_ROWS / 4 * (t->d / 16); i += TE__ATTN_FP8_THREADS) {
         const int column = t->first + i % (TE__ATTN_FP8_ROWS / 4) * 4, dim = i / (TE__ATTN_FP8_ROWS / 4) * 16;

@@ -1,5 +1,5 @@
 /* attention_host.h -- the kernels of attention_kernels.h in plain C: forward, dq, dkdv, the gradient of a score bias,
- * and forward in FP8. A block (te_block) converts tiles of 64 queries by 64 keys to float in its scratch memory.
+ * and forward in FP8. A block (te_block) converts tiles of 64 rows of its operands to float in its scratch memory.
  *
  * A block processes 64 queries, or 64 keys. The block transposes these rows once, and reads the tiles of the other
  * operand in the layout in which the tiles are stored. With these layouts each product reads contiguous memory, and the
@@ -38,14 +38,14 @@ TE_FN te__attn_call te__attn_call_of(const te_attention_args *a, te_dtype dtype,
 
 /* One head of one sequence, and where its rows are. Offsets are in elements, from the start of each tensor. */
 typedef struct te__attn_head {
-    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
-     * query. */
+    /* width: the distance between two rows of the tensors qkv and dqkv; q: the offset, in these tensors, of the head's
+     * first query */
     int64_t width, q;
-    /* Where the head's keys and values are in kv, and their gradients in dkv. kv_width: the distance between two rows;
-     * k, v: the offsets of the first key and the first value. */
+    /* kv_width: the distance between two rows of the tensors kv and dkv (below); k, v: the offsets, in these tensors,
+     * of the head's first key and first value */
     int64_t kv_width, k, v;
-    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
-     * first row. */
+    /* out_width: the distance between two rows of the tensors of the output and of its gradient; out: the offset, in
+     * these tensors, of the head's output for its first query */
     int64_t out_width, out;
     int64_t row;            /* the offset, in lse, delta and row_max_logit, of the number for the head's first query */
     const void *kv;         /* the tensor that holds the keys and values */
@@ -53,7 +53,7 @@ typedef struct te__attn_head {
     /* With a cache: the indices of the pages of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
-    int head;               /* the index of the head within the call: sequence * heads + head */
+    int head;               /* the index of the head in the call: sequence * heads + (index in the sequence) */
     int global_head;        /* the index of the head over all ranks, which dropout needs */
 } te__attn_head;
 TE_FN te__attn_head te__attn_head_of(const te__attn_call *c, int batch, int head) {
@@ -360,8 +360,8 @@ TE_FN void te__attention_dkdv_host(const te__attn_call *c, te_block at, float *s
  * block processes 64 queries and all keys, tile by tile. In both cases the block adds up dS over the sequences in
  * order. */
 
-/* Adds dS = P (dP - delta) of one head of one sequence to sum[query][key], the sums of a tile, which begins at query q0
- * and key k0. Returns 0 if all pairs of the tile are masked, else 1. s: scratch memory. */
+/* Adds dS = P * (dP - delta) of one head of one sequence to sum[query][key], the sums of a tile, which begins at query
+ * q0 and key k0. Returns 0 if all pairs of the tile are masked, else 1. s: scratch memory. */
 TE_FN int te__attn_dbias_add(float *sum, const te__attn_call *c, int batch, int head, int q0, int k0, float *s) {
     const te_attention_args *a = c->a;
     const te__attn_variant f = c->f;

@@ -18,7 +18,7 @@
 /* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
 /* te__attn_vector is a vector of TE__ATTN_LANES floats, declared with the vector extension of GCC and Clang.
- * TE__ATTN_MULTIPLY_ADD computes c += a b, for vectors c and b and a number a. */
+ * TE__ATTN_MULTIPLY_ADD computes c += a * b, for vectors c and b and a number a. */
 #if defined(__AVX512F__)
 #define TE__ATTN_LANES 16
 #define TE__ATTN_MULTIPLY_ADD(c, a, b) c = (te__attn_vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)(b), (__m512)(c))
@@ -66,8 +66,8 @@ TE_FN void te__attn_exp2(te__attn_vector *x) {
         (te__attn_vector_bits)((te__attn_vector_words)y + ((te__attn_vector_words)shifted << 23));
     *x = (te__attn_vector)((scaled & (*x > -126.0f)) | ((te__attn_vector_bits)*x & (*x != *x)));
 }
-/* Replaces x by tanh(x ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Below -60 and above 60, where the result
- * rounds to -1 or 1, x is first replaced by -60 or 60. */
+/* Replaces x by tanh(x * ln(2) / 2) = 1 - 2 / (1 + 2^x), with an error of 2e-7. Below -60 and above 60, where the
+ * result rounds to -1 or 1, x is first replaced by -60 or 60. */
 TE_FN void te__attn_tanh(te__attn_vector *x) {
     const te__attn_vector_bits high = *x > 60.0f, low = *x < -60.0f, between = ~(high | low);
     const te__attn_vector zero = *x - *x, bound = zero + 60.0f;
@@ -250,11 +250,11 @@ TE_FN int te__attn_is_triangle(te__attn_mask m, int q0, int k0, int keys) {
 }
 
 /* Returns the factor by which q (or k) is multiplied before the product, so that q k^T is the score times log2(e). With
- * softcap, q k^T is 2 log2(e) score / softcap, from which te__attn_tanh computes tanh(score / softcap). */
+ * softcap, q k^T is 2 * log2(e) * score / softcap, from which te__attn_tanh computes tanh(score / softcap). */
 TE_FN float te__attn_score_factor(float scale, te__attn_variant f) {
     return scale * TE__ATTN_LOG2E * (f.softcap > 0 ? 2 / f.softcap : 1);
 }
-/* Applies softcap to the first n columns of a tile: a score s becomes softcap tanh(s / softcap), in base 2. */
+/* Applies softcap to the first n columns of a tile: a score s becomes softcap * tanh(s / softcap), in base 2. */
 TE_FN void te__attn_apply_softcap(float *s, int rows, int n, te__attn_variant f) {
     for (int i = 0; f.softcap > 0 && i < rows; i++)
         for (int j = i * TE__ATTN_TILE; j < i * TE__ATTN_TILE + n; j += TE__ATTN_LANES) {
@@ -276,8 +276,8 @@ TE_FN void te__attn_softcap_backward(te__attn_vector *x, const te__attn_vector *
 TE_FN float te__attn_alibi(te_attention_shard whole, int head, int heads, te__attn_variant f) {
     return f.alibi ? te__attn_alibi_slope_of(whole, head % heads, heads) * TE__ATTN_LOG2E : 0;
 }
-/* Subtracts the ALiBi bias slope |query - key| from a vector of scores. distance: query - key, or key - query, of the
- * vector's first score; it grows by one from each score to the next. */
+/* Subtracts the ALiBi bias, slope * |query - key|, from a vector of scores. distance: query - key, or key - query, of
+ * the vector's first score; it grows by one from each score to the next. */
 TE_FN void te__attn_add_alibi(te__attn_vector *x, float slope, int distance, te__attn_variant f) {
     if (!f.alibi) return;
     float bias[TE__ATTN_LANES];

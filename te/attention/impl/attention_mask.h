@@ -7,8 +7,9 @@
  * The ends of these ranges define the mask completely.
  *
  * If queries and keys differ in number (cross-attention), the last query is at the position of the last key: query i
- * has the position i + shift among the keys, where shift = keys - queries, and sees key j if i + shift - left <= j <= i
- * + shift + right. With more queries than keys the first queries may see no key: their range is empty.
+ * has the position i + shift among the keys, where shift = keys - queries, and sees key j if
+ * i + shift - left <= j <= i + shift + right. With more queries than keys the first queries may see no key: their range
+ * is empty.
  *
  * Do this, in a kernel that owns `rows` queries and loops over tiles of keys (a kernel that owns keys and loops over
  * queries uses te__attn_queries_of and te__attn_seen instead):
@@ -46,8 +47,8 @@ typedef struct te__attn_range {
      * of keys, the queries that see at least one of them. Kernels skip tiles outside this range. */
     int first, end;
     /* The tokens from `all_first` to `all_end` (exclusive): the keys that all queries of the block see or, for a block
-     * of keys, the queries that see all of them. Tiles inside this range need no mask. The range is empty if all_end <=
-     * all_first. */
+     * of keys, the queries that see all of them. Tiles inside this range need no mask. The range is empty if
+     * all_end <= all_first. */
     int all_first, all_end;
 } te__attn_range;
 
@@ -76,8 +77,8 @@ TE_BOTH int te__attn_range_first(int token, int count) {
     return count < 0 || token - count < 0 ? 0 : token - count;
 }
 /* Returns one more than the index of the last of the `count` tokens after `token`, but at most seq. Returns seq if
- * count < 0 (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative
- * (te__attn_clamp_end). */
+ * count < 0 (no bound). If the mask has a shift, `token` may lie before the sequence, and the result may be negative;
+ * te__attn_clamp_end replaces a negative result by 0. */
 TE_BOTH int te__attn_range_end(int token, int count, int seq) {
     return count >= 0 && token + count + 1 < seq ? token + count + 1 : seq;
 }

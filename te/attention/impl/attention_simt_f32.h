@@ -3,8 +3,8 @@
  *
  * A block of 16 x 16 threads works on tiles of T rows (16, 32 or 64) in shared memory. Thread (y, x) computes elements
  * in the rows y, y + 16, y + 32 and so on. In a tile of scores, these are the elements in columns x, x + 16 and so on;
- * in an output, these are groups of four columns, which begin at columns 4 x, 4 (x + 16) and so on. A product reads 4
- * columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16 bytes for 64 multiply-adds.
+ * in an output, these are groups of four columns, which begin at columns 4 * x, 4 * (x + 16) and so on. A product reads
+ * 4 columns of both operands at a time: if T is 64, a thread loads 8 vectors of 16 bytes for 64 multiply-adds.
  *
  * Lower bound of the run time: the flops stated in attention_sm80_forward.h and attention_sm80_backward.h, divided by
  * the f32 rate of the CUDA cores.

@@ -87,7 +87,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
     te__attn_tile_load<TILE, D, KV, C::THREADS>(kv_tile, kv + h.k + begin, h.keys - tiles.first * TILE);
     te__attn_tile_load<TILE, V, KV, C::THREADS>(kv_tile + K_BYTES, kv + h.v + begin, h.keys - tiles.first * TILE);
 
-    /* lse is held times log2(e), for exponentials in base 2 */
+    /* the array lse holds lse * log2(e), because the exponentials are in base 2 */
     float dq[M][te__attn_slice<D>() / 8][4] = {}, lse[M][2], minus_delta[M][2];
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int e = 0; e < 2; e++) {
@@ -119,7 +119,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
             te__attn_tile_load<TILE, D, KV, C::THREADS>(next, kv + h.k + at, h.keys - k0 - TILE);
             te__attn_tile_load<TILE, V, KV, C::THREADS>(next + K_BYTES, kv + h.v + at, h.keys - k0 - TILE);
         }
-        /* Skip this tile if none of the warp's queries sees one of its keys. */
+        /* Skip this tile of keys if no query of the warp sees any of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* Compute S = Q K^T, and dP - delta, where dP = dO V^T. Without dropout the accumulators of dP start from
@@ -137,7 +137,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
                     dp[m][n][e] = (drops ? 0 : dp[m][n][e] * F::FACTOR) + minus_delta[m][e / 2];
                 });
 
-        /* Compute dS = P (dP - delta) in the registers of S. */
+        /* Compute dS = P * (dP - delta) in the registers of S. */
         te__attn_apply_softcap<F, M, N>(s, a->scale);
         if (te__attn_needs_mask(warp_tiles, i, 1)) te__attn_apply_mask<M, N>(s, mask, row0 + g, k0 + t * 2);
         const te__attn_alibi_bias alibi =
@@ -174,7 +174,7 @@ TE_FN void te__attention_dq_sm80(const te_attention_args *a) {
  * Two warps, a pair, process the same M * 16 keys:
  *     the dV warp    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO; it passes P^T to the dK warp through shared
  *                    memory
- *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T (dP^T - delta), dK += dS^T Q
+ *     the dK warp    dP^T = V dO^T while the dV warp computes P^T, then dS^T = P^T * (dP^T - delta), dK += dS^T Q
  * So each warp accumulates only dV or only dK, for M * 16 rows. If one warp accumulated both, it would have registers
  * for only 16 rows at head_dim 128, and the bandwidth of shared memory would be the limit. Both warps compute two
  * products of the same form (A B^T, then P B), with different operands. With two slices, two dV warps and two dK warps
@@ -184,8 +184,8 @@ template <int D, int V = D, int LIMIT = TE__ATTN_SHARED> struct te__attn_dkdv_sh
     static constexpr int bytes(int rows, int tile) {
         return te__attn_tile_bytes<D>(rows + 2 * tile) + te__attn_tile_bytes<V>(rows + 2 * tile);
     }
-    /* WIDE: if 1, a block processes 128 keys, and 64 queries at a time. If 0, up to head size 64, a block processes
-     * half as many keys and half as many queries at a time, so that up to three blocks run on a multiprocessor. */
+    /* WIDE: 1 if a block processes 128 keys, and 64 queries at a time. Up to head size 64, WIDE is 0: a block then
+     * processes 64 keys, and 32 queries at a time, so that up to three blocks run on a multiprocessor. */
     static constexpr int MAX_DIM = D > V ? D : V, wide_bytes = bytes(128, 64) + 128 * 64 * 2 + 4 * 64 * 4;
     static constexpr int WIDE = MAX_DIM > 64 && MAX_DIM <= 128 && wide_bytes <= LIMIT;
     static constexpr int M = MAX_DIM <= 128 ? 2 : 1;
@@ -247,8 +247,8 @@ struct te__attn_dkdv_step {
     int batch, head;
     int key, query;            /* the key and the query to which this lane's score s[0][0][0] belongs */
     float unit, c;             /* unit: the unit of scores (te__attn_score_unit); c: the unit times log2(e) */
-    /* The lse (in the dK warp: the delta) of this lane's queries. Among columns 8 n to 8 n + 7 of the tile of scores
-     * the lane has two queries, whose numbers are in column[4 n]. */
+    /* The lse (in the dK warp: the delta) of this lane's queries. Of columns 8 * n to 8 * n + 7 of the tile of scores,
+     * the lane has two columns, i.e. queries; column[4 * n] has the two numbers. */
     const float2 *column;
     /* the address in shared memory at which this lane stores (in the dV warp), or loads (in the dK warp), its elements
      * of P^T */
@@ -270,9 +270,9 @@ TE_FN void te__attn_dkdv_init(float (&s)[M][N][4], const float2 *column, int mak
     }
 }
 
-/* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of dP^T -
- * delta in dS^T. This factor is P (1 - t^2), where t is the tanh of the softcap, or P without softcap; it has a
- * negative sign if the pair of query and key was dropped. */
+/* Used with softcap or dropout: replaces s = S^T by P^T, with dropout applied. ds_factor: output, the factor of
+ * dP^T - delta in dS^T. This factor is P * (1 - t^2), where t is the tanh of the softcap, or P without softcap; it has
+ * a negative sign if the pair of query and key was dropped. */
 template <te_dtype T, int HEADS, class F, int M, int N>
 TE_FN void te__attn_p_and_ds_factor(uint32_t (&ds_factor)[M][N / 2][4], float (&s)[M][N][4],
                                     const te__attn_dkdv_step &x, te__attn_alibi_bias alibi, te__attn_score_bias bias) {
@@ -336,7 +336,7 @@ TE_FN void te__attn_make_p(uint32_t (&p)[M][N / 2][4], float (&s)[M][N][4], cons
         }
 }
 
-/* Called by the dK warp of a pair: computes ds = dS^T = P^T (dP^T - delta), as the A operand of the product for dK,
+/* Called by the dK warp of a pair: computes ds = dS^T = P^T * (dP^T - delta), as the A operand of the product for dK,
  * from s = dP^T - delta and the P^T that the dV warp has stored. With dropout s is dP^T without delta, and a negative
  * sign of the stored P^T says that the pair of query and key was dropped. */
 template <te_dtype T, class F, int M, int N>
@@ -477,10 +477,9 @@ TE_FN void te__attention_dkdv_sm80(const te_attention_args *a) {
     const int dk_column = (HEADS + kv_head) * D, dv_column = (HEADS + KV_HEADS) * D + kv_head * V;
     float *const sums = te__attn_sum<QKV, M * 16>(a, batch, key0, makes_dk ? dk_column : dv_column);
     const te__attn_destination to = {dkv + first, h.kv_width, h.keys - key0, sums, nullptr, amax};
-    /* Before dK is stored to global memory, its layout is changed in the shared memory that held the pair's rows of K;
-     * for dV, the memory of the pair's rows of V is used. (If D and V differ, only this assignment has matching sizes.)
-     * With two slices the results do not fit there; then all warps first finish reading shared memory, and afterwards
-     * each warp uses its own part of all the shared memory. */
+    /* dK and dV are stored to global memory through shared memory: dK through the memory that held the pair's rows of
+     * K, dV through that of the pair's rows of V. With two slices the results do not fit there. In this case all warps
+     * first finish reading shared memory, and then each warp uses an equal part of it. */
     if constexpr (V != D || C::SLICES > 1) {
         constexpr uint32_t STORE_BYTES = M * 16 * te__attn_row_bytes<C::MAX_SLICE>();
         static_assert(C::SLICES == 1 || C::THREADS / 32 * STORE_BYTES <= C::BYTES,
@@ -537,7 +536,7 @@ template <te_dtype T, int HEADS, int KV_HEADS, int D, class F, int LIMIT> struct
         te__attn_tile_load<ROWS, V, OUT, THREADS>(do_tile, dout + q0 * OUT, h.seq - q0);
         te__attn_tile_load<TILE, D, KV, THREADS>(k_tile, kv + h.k + k0 * KV, h.keys - k0);
         te__attn_tile_load<TILE, V, KV, THREADS>(v_tile, kv + h.v + k0 * KV, h.keys - k0);
-        float lse[2], minus_delta[1][2]; /* lse is held times log2(e) */
+        float lse[2], minus_delta[1][2]; /* the array lse holds lse * log2(e) */
         TE_UNROLL for (int e = 0; e < 2; e++) {
             const int row = row0 + g + e * 8;
             lse[e] = row < h.seq ? a->lse[h.row + row] * TE__ATTN_LOG2E : INFINITY;

@@ -57,10 +57,10 @@ TE_FN float te__attn_quad_sum(float v) {
     return v;
 }
 /* One step of the online softmax for a warp's rows. For each m, this lane has elements of two of 16 rows: rows
- * 16 m + g (s[m][n][0] and [1]) and 16 m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max). row_max
- * (in the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the factor by
- * which the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether the
- * maximum of any of these rows has changed. */
+ * 16 * m + g (s[m][n][0] and [1]) and 16 * m + g + 8 ([2] and [3]), where g = lane / 4. s becomes exp(s - row_max).
+ * row_max (in the unit of te__attn_score_unit) and sum (over this lane's elements) are updated. rescale becomes the
+ * factor by which the O of the previous steps must be multiplied. c: te__attn_score_unit times log2(e). Returns whether
+ * the maximum of any of these rows has changed. */
 template <class F, int M, int N>
 TE_FN int te__attn_softmax_step(float (&s)[M][N][4], float (&row_max)[M][2], float (&sum)[M][2], float (&rescale)[M][2],
                                 float c) {
@@ -156,7 +156,7 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
         if (i + 1 < tiles.end)
             te__attn_stage_load<T, F, D, V, KV, C>(kv_tile + (stage ^ 1) * STAGE_BYTES, a, h, k0 + TILE);
         if constexpr (HELD != 0) if (i == tiles.first) te__attn_load_fragments<M, D>(held, q_lane);
-        /* Skip this tile if none of the warp's queries sees one of its keys. */
+        /* Skip this tile of keys if no query of the warp sees any of its keys. */
         if (te__attn_has_mask(mask) && !te__attn_intersects(warp_tiles, i, 1)) continue;
 
         /* compute S = Q K^T, and apply the options to it */
@@ -174,9 +174,9 @@ TE_FN void te__attention_forward_sm80(const te_attention_args *a) {
                     TE_UNROLL for (int e = 0; e < 4; e++)
                         max_logit[m][e / 2] = fmaxf(max_logit[m][e / 2], s[m][n][e]);
 
-        /* Compute P = exp(S - row_max) and O = rescale O + P V. row_max is finite from the first tile on if every query
-         * sees key 0, which is in the first tile. If some query does not see key 0, te__attn_softmax_offset keeps the
-         * subtraction from yielding NaN. */
+        /* Compute P = exp(S - row_max) and O = rescale * O + P V. row_max is finite from the first tile on if every
+         * query sees key 0, which is in the first tile. If some query does not see key 0, te__attn_softmax_offset keeps
+         * the subtraction from yielding NaN. */
         float rescale[M][2];
         const int changed = te__attn_softmax_step<F, M, N>(s, row_max, sum, rescale, c);
         /* O needs to be multiplied only if a maximum has changed; otherwise all factors are 1, as they usually are

@@ -16,7 +16,7 @@
  * banks. With padding, unlike with a swizzle, every address is a register plus a constant.
  *
  * In lane l, s[m][n][e] of an accumulator is the element in row m * 16 + g + e / 2 * 8, where g = l / 4, and in column
- * n * 8 + 2 t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
+ * n * 8 + 2 * t + e % 2, where t = l % 4. Template parameters: T the dtype, D head_dim, V the head size of v, F the
  * options (attention_options.h).
  */
 /* target: cuda */
@@ -180,8 +180,8 @@ TE_FN void te__attn_product_nn(float (&o)[M][te__attn_slice<D>() / 8][4], const 
             }
         }
 }
-/* Initialises the accumulators s of a tile with one value for each row: start[m][h] in row 16 m + g + 8 h, where g =
- * lane / 4. */
+/* Initialises the accumulators s of a tile with one value for each row: start[m][h] in row 16 * m + g + 8 * h, where
+ * g = lane / 4. */
 template <int M, int N> TE_FN void te__attn_init_rows(float (&s)[M][N][4], const float (&start)[M][2]) {
     TE_UNROLL for (int m = 0; m < M; m++)
         TE_UNROLL for (int n = 0; n < N; n++)
@@ -313,7 +313,7 @@ TE_FN void te__attn_add_score_bias(float (&s)[M][N][4], te__attn_score_bias b) {
 }
 
 /* Returns the index (te__attn_draw_row) that selects a query's random numbers for dropout. head: the index of the head
- * in this call, sequence * heads + head. */
+ * in this call: sequence * heads + (index of the head in its sequence). */
 template <int HEADS> TE_FN uint32_t te__attn_draw_row_of(const te_attention_args *a, int head, int query) {
     return te__attn_draw_row(te__attn_global_head(a->whole, head, HEADS), query, a->seq);
 }
@@ -329,8 +329,8 @@ TE_FN void te__attn_apply_dropout(const te_attention_args *a, uint32_t row, int 
             if (n % 4 == 0)
                 TE_UNROLL for (int i = 0; i < 2; i++)
                     te__attn_draw(word[i], rng, a->id, row + m, query, key + n * 8 + i);
-            /* The index of the random word for keys key + 8 n and following. One call of Philox yields four words, for
-             * 32 keys. A tile of 16 keys uses two of these words; the tile's first key decides which two. */
+            /* The index of the random word for keys key + 8 * n to key + 8 * n + 7. One call of Philox yields four
+             * words, for 32 keys. A tile of 16 keys uses two of these words; the tile's first key decides which two. */
             const int w = N < 4 ? key / 8 % 4 + n : n % 4;
             TE_UNROLL for (int e = 0; e < 4; e++) {
                 const uint32_t *u = word[e % 2];
@@ -373,18 +373,17 @@ TE_FN void te__attn_apply_mask_transposed(float (&s)[M][N][4], te__attn_mask mas
 struct te__attn_head {
     int batch, head, kv_head;
     int seq, keys;          /* the number of queries and the number of keys of the sequence */
-    /* Where the head's queries are in qkv and dqkv. width: the distance between two rows; q: the offset of the first
-     * query. */
+    /* width: the distance between two rows of the tensors qkv and dqkv; q: the offset, in these tensors, of the head's
+     * first query */
     int64_t width, q;
-    /* Where the head's keys and values are in the tensor of te__attn_kv, and where their gradients are in the tensor of
-     * te__attn_dkv. kv_width: the distance between two rows; k, v: the offsets of the first key and the first value. */
+    /* kv_width: the distance between two rows of the tensors of keys and values (te__attn_kv) and of their gradients
+     * (te__attn_dkv); k, v: the offsets, in these tensors, of the head's first key and first value */
     int64_t kv_width, k, v;
-    /* Where the head's output is in out and dout. out_width: the distance between two rows; out: the offset of the
-     * first row. */
+    /* out_width: the distance between two rows of the tensors of the output and of its gradient; out: the offset, in
+     * these tensors, of the head's output for its first query */
     int64_t out_width, out;
-    /* Where the numbers of this head are in lse and delta, which have one number for each query. row: the offset of the
-     * number for the head's first query; rows: the distance from the numbers of this head to the numbers of the next
-     * head. */
+    /* Offsets in lse and delta, which have one number for each head and query. row: the offset of the number for the
+     * head's first query; rows: the distance from there to the number for the next head's first query. */
     int64_t row, rows;
     /* With a cache: the indices of the pages of the sequence. The members k and v are then offsets within a page. */
     const int32_t *pages;
@@ -594,8 +593,8 @@ TE_FN void te__attn_rows_store(te__attn_destination d, const float (&o)[M][te__a
                                const float (&factor)[M][2], unsigned char *tile, int slice) {
     constexpr int SLICE = te__attn_slice<D>(), SLICES = te__attn_slices<D>(), COLUMNS = SLICES == 1 ? D : SLICE;
     constexpr int ROW = (int)te__attn_row_bytes<SLICE>();
-    /* first: the first column of the slice; columns: the number of columns of the slice; the last slice may have
-     * fewer */
+    /* first: the first column of the slice; columns: the number of columns of the slice, which may be less than SLICE
+     * in the last slice */
     const int first = SLICES == 1 ? 0 : slice * SLICE, columns = SLICES == 1 || slice == 0 ? COLUMNS : D - SLICE;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();

@@ -16,12 +16,12 @@
  *                  of two blocks holds the 128 keys, 64 in each block, and the warpgroups divide the work differently
  *                  (attention_sm90_backward_2cta.h).
  *
- * Lower bound of the work: 10 n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head size
- * 128 a step of 128 keys by 64 queries takes 2688 cycles of the tensor cores (128 of them for the columns of lse and
- * delta, te__attn_bwd_folds_stats) and 2880 cycles of shared memory, at 128 bytes a cycle: 544 for each of the products
- * S and dP, whose operands, and lse or delta, are all read from shared memory; 384 for the product dQ; 512 for dV and
- * dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and dS.
- * Measurements: docs/notes/attention_sm90.md.
+ * Lower bound of the work: 10 * n flops, where n = batch * heads * seq^2 * head_dim; half as many if causal. At head
+ * size 128 a step of 128 keys by 64 queries takes 2688 cycles of the tensor cores (128 of them for the columns of lse
+ * and delta, te__attn_bwd_folds_stats) and 2880 cycles of shared memory, at 128 bytes a cycle: 544 for each of the
+ * products S and dP, whose operands, and lse or delta, are all read from shared memory; 384 for the product dQ; 512 for
+ * dV and dK together; 512 to write dQ and to read it again when it is added to global memory; 384 to write Q, dO and
+ * dS. Measurements: docs/notes/attention_sm90.md.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_H
@@ -88,12 +88,12 @@ TE_FN void te__attn_bwd_postprocess(const te__attn_bwd_params *p) {
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 8;
     const int x = warp % (D / 32) * 32 + (int)threadIdx.x / 8 % 4 * 8; /* this lane's first column */
     const float *from = te__attn_bwd_dq_at<D>(p, head, x / 64, row);
-    /* In each iteration this thread processes two rows of the tile, 16 w + g and 16 w + g + 8. */
+    /* In each iteration this thread processes two rows of the tile, 16 * w + g and 16 * w + g + 8. */
     TE_UNROLL for (int n = 0; n < 4 / GROUPS; n++) {
         const int w = n * GROUPS + warp / (D / 32);
         float4 v[4];
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        /* v[t].x and v[t].y belong to row 16 w + g, v[t].z and v[t].w to row 16 w + g + 8 */
+        /* v[t].x and v[t].y belong to row 16 * w + g, v[t].z and v[t].w to row 16 * w + g + 8 */
         TE_UNROLL for (int t = 0; t < 4; t++) {
             const float *const at = from + (16 * w + g) * 64 + x % 64 + 2 * t;
             float2 low = make_float2(0, 0), high = low;
@@ -281,11 +281,11 @@ struct te__attn_sm90_backward {
         p->query_tiles = (int)te_ceil_div(a->seq, traits::QUERIES);
         p->items = p->key_tiles * a->batch * KV_HEADS;
         /* Each band of a head (a group of neighbouring key tiles) adds its dQ after the earlier bands of the head. A
-         * band should be so large that one band of each head, taken together, occupies all multiprocessors: then no two
-         * bands of a head run at the same time, and none has to wait. But a band has no more key tiles than can run at
-         * the same time, because a key tile may wait for a key tile of its band that is scheduled later. Without a mask
-         * each key tile of a band waits for another key tile of the band; then the bands of all heads must fit on the
-         * multiprocessors together, and the size of a band is rounded down. */
+         * band should be so large that bands of all heads, one of each head, together occupy all multiprocessors: then
+         * no two bands of a head run at the same time, and none has to wait. But a band has no more key tiles than can
+         * run at the same time, because a key tile may wait for a key tile of its band that is scheduled later. Without
+         * a mask each key tile of a band waits for another key tile of the band; then the bands of all heads must fit
+         * on the multiprocessors together, and the size of a band is rounded down. */
         const int64_t fill = te__attn_bwd_wraps<F>() ? clusters / heads : te_ceil_div(clusters, heads);
         p->band = (int)te_min(te_min(p->key_tiles, clusters), te_max(TE__ATTN_BWD_MIN_BAND, fill));
         if (F::VARLEN) {

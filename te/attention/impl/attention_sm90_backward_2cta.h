@@ -5,7 +5,7 @@
  * by gradient instead of by keys:
  *
  *     first warpgroup    S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO. It stores P^T in shared memory.
- *     second warpgroup   dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. It overwrites P^T there with dS^T.
+ *     second warpgroup   dP^T = V dO^T, dS^T = P^T * (dP^T - delta), dK += dS^T Q. It overwrites P^T there with dS^T.
  *
  * dQ is a sum over all 128 keys. Therefore each block copies its dS to the shared memory of the other block, and
  * computes half of the columns of dQ, for the keys of both blocks; for this it also holds these columns of the other
@@ -16,12 +16,12 @@
  *     issues the product for dV or dK, and then the product for its columns of the dQ of step i - 1;
  *     issues S or dP of step i + 1 when dV or dK is complete, and stores dQ to shared memory for the producer.
  *
- * Lower bound of the work: 10 n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs: 6 n
- * flops, plus 4 n with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560 cycles of
- * the tensor cores and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP and dQ;
- * 512 for writing dQ and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and dS. A
- * step reads 64 KB from the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes 1664
- * cycles of the tensor cores and 2112 of shared memory.
+ * Lower bound of the work: 10 * n flops, n = batch * heads * seq^2 * head_dim (if the head size V of values differs:
+ * 6 * n flops, plus 4 * n with V in place of head_dim). At head size 256 a step of 64 keys by 64 queries takes 2560
+ * cycles of the tensor cores and 3392 cycles of shared memory, at 128 bytes a cycle: 512 for each of the products S, dP
+ * and dQ; 512 for writing dQ and reading it again; 512 for writing Q and dO; 256 for each of dV and dK; 320 for P and
+ * dS. A step reads 64 KB from the L2, and adds 32 KB of dQ there. At head size 192 with values of size 128 a step takes
+ * 1664 cycles of the tensor cores and 2112 of shared memory.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_BACKWARD_2CTA_H

@@ -5,7 +5,7 @@
  * keys. A step processes a tile of queries of one head:
  *
  *     S^T = K Q^T, P^T = exp(S^T - lse), dV += P^T dO. P^T is an A operand in registers.
- *     dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK += dS^T Q. dS^T is an A operand in registers.
+ *     dP^T = V dO^T, dS^T = P^T * (dP^T - delta), dK += dS^T Q. dS^T is an A operand in registers.
  *     dQ = dS K of the previous step. For this, dS of both warpgroups (128 keys) is stored in shared memory.
  *
  * Because dQ is computed one step later, no warpgroup waits for the dS of the other warpgroup; and while one warpgroup
@@ -166,7 +166,7 @@ TE_FN void te__attn_bwd_gemm_scores(float (&s)[C::QUERIES / 2], uint32_t keys, u
     if constexpr (C::FOLDED) {
         /* This wgmma multiplies the sixteen columns that are appended to both operands (te__attn_bwd_folds_stats). A is
          * 1 in the columns where B has the three bf16 terms of -lse / scale (in the product for dP: of -delta), else 0.
-         * A lane holds columns 2 quad, 2 quad + 1, 2 quad + 8 and 2 quad + 9 of the sixteen. */
+         * A lane holds columns 2 * quad, 2 * quad + 1, 2 * quad + 8 and 2 * quad + 9 of the sixteen. */
         const int quad = te__attn_rematerialize(g->lane) % 4;
         const uint32_t ones = quad / 2 != which ? 0 : quad % 2 ? 0x3f80 : 0x3f803f80, a[4] = {ones, ones, 0, 0};
         te__wgmma_atom<C::QUERIES>::template rs<T, 0>(
@@ -186,7 +186,7 @@ TE_FN void te__attn_bwd_gemm_gradient(float (&d)[D / 2], const uint32_t (&a)[C::
     TE_UNROLL for (int x = 0; x < C::QUERIES / 16; x++)
         te__wgmma_atom<D>::template rs<T, 1>(d, a[x], te__wgmma_descriptor(queries, 1) + 128 * x, !first || x > 0);
 }
-/* Issues the product dQ = dS K for 64 queries and 2 N columns; N is the number of a thread's accumulators. Above head
+/* Issues the product dQ = dS K for 64 queries and 2 * N columns; N is the number of a thread's accumulators. Above head
  * size 64, a step has 64 queries, and this warpgroup computes dQ of all of them; up to head size 64, a step has 128
  * queries, of which this warpgroup computes 64. stage: the stage that holds the step's dS. */
 template <te_dtype T, int D, class C, int N>
@@ -197,13 +197,13 @@ TE_FN void te__attn_bwd_gemm_dq(float (&dq)[N], const te__attn_bwd_warpgroup<C> 
         te__wgmma_atom<2 * N>::template ss<T, 1>(
             dq, te__wgmma_descriptor(ds + x / 4 * C::QUERIES * 128, 0) + 2 * (x % 4), k + 128 * x, x > 0);
 }
-/* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores dQ of 64 queries by 2 N
+/* Waits until the mbarrier `empty` has completed its phase of parity `phase`, then stores dQ of 64 queries by 2 * N
  * columns to shared memory, at address `to`. left: the number of queries from the first of these 64 to the end of the
  * sequence. The layout depends on whether `left` is 64 or more; te__attn_bwd_dq_at describes both layouts. */
 template <class C, int N>
 TE_FN void te__attn_bwd_dq_to_shared(const float (&dq)[N], const te__attn_bwd_warpgroup<C> *g, uint32_t to,
                                      uint32_t empty, int phase, int left) {
-    constexpr int PITCH = N * 8; /* number of bytes of a row, which has 2 N columns of f32 */
+    constexpr int PITCH = N * 8; /* number of bytes of a row, which has 2 * N columns of f32 */
     const int lane = te__attn_rematerialize(g->lane);
     te__barrier_wait(empty, phase);
     if (left >= 64) {
@@ -240,8 +240,8 @@ TE_FN void te__attn_bwd_prefetch_stats(float2 (&stats)[C::PREFETCH ? C::QUERIES 
         for (int n = 0; n < C::QUERIES / 8; n++) stats[n] = te__attn_shared_load2(from + 32 * n + g->lane % 4 * 8);
     }
 }
-/* Returns the lse or the delta of the two columns (queries) that this lane holds among columns 8 n to 8 n + 7 of S^T:
- * from `stats`, if te__attn_bwd_prefetch_stats has loaded it, else from shared memory at address `from`. */
+/* Returns the lse or the delta of the two columns (queries) that this lane holds among columns 8 * n to 8 * n + 7 of
+ * S^T: from `stats`, if te__attn_bwd_prefetch_stats has loaded it, else from shared memory at address `from`. */
 template <class C>
 TE_FN float2 te__attn_bwd_stat(const float2 (&stats)[C::PREFETCH ? C::QUERIES / 8 : 1], uint32_t from, int n,
                                const te__attn_bwd_warpgroup<C> *g) {
@@ -276,7 +276,7 @@ TE_FN void te__attn_bwd_draw_dropout(uint32_t (&dropped)[C::QUERIES / 64], const
     TE_UNROLL for (int i = 0; i < C::QUERIES / 64; i++) asm volatile("" : "+r"(dropped[i])::"memory");
 }
 /* Computes P from S. p16: output, P in 16 bits, the A operand of the product for dV. ds_factor: output if softcap or
- * dropout is used: the factor that replaces P in dS = P (dP - delta) (attention_options.h). dropped: the dropout mask
+ * dropout is used: the factor that replaces P in dS = P * (dP - delta) (attention_options.h). dropped: the dropout mask
  * from te__attn_bwd_draw_dropout. */
 template <te_dtype T, int HEADS, class F, class C>
 TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&ds_factor)[C::QUERIES / 16][4],
@@ -322,7 +322,7 @@ TE_FN void te__attn_bwd_softmax(uint32_t (&p16)[C::QUERIES / 16][4], uint32_t (&
             p16[n / 2][n % 2 * 2 + h] = te_pair_of_floats(s[4 * n + 2 * h], s[4 * n + 2 * h + 1], T);
     }
 }
-/* Computes dS = P (dP - delta) in 16 bits. p16: P rounded to 16 bits, because no registers are left to keep the
+/* Computes dS = P * (dP - delta) in 16 bits. p16: P rounded to 16 bits, because no registers are left to keep the
  * unrounded P; or, if softcap or dropout is used, the ds_factor of te__attn_bwd_softmax, whose elements are negative
  * where dropout drops the score. ds may be the same array as p16. first, end: only queries 8 * first to 8 * end - 1 of
  * the tile are computed. */
@@ -467,9 +467,9 @@ TE_FN void te__attn_bwd_between_steps(float (&s)[C::QUERIES / 2], float2 (&stats
         if (n && te__attn_bwd_computes_dq(g, g->i)) te__attn_bwd_compute_dq<T, D, C>(g, g->i - 2, left);
         te__attn_bwd_issue_s<T, D, C>(s, g);
         te__attn_bwd_prefetch_stats<C>(stats, lse, g);
-    /* After the first step of an item (n = 0), there is no earlier step whose dQ is to be computed. The product for dQ
-     * is issued nevertheless, and its result is not used. */
     } else {
+        /* Between the first two steps of an item (n = 0), there is no dQ to compute. The product for dQ is issued
+         * nevertheless, and its result is not used. */
         float dq[C::DQ_REGISTERS];
         te__attn_bwd_issue_dq<T, D, C>(dq, g, g->i - 2);
         te__attn_wgmma_wait<1>(); /* waits for dK */

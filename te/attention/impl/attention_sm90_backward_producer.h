@@ -130,8 +130,8 @@ template <int D, int V = D, bool FOLDED_STATS = false> struct te__attn_bwd_trait
     static constexpr int KEYS = 128, BLOCK_KEYS = KEYS / CLUSTER;
     static constexpr int BOXES = (D + 63) / 64, V_BOXES = (V + 63) / 64;
     static constexpr int DO_STAGES = D > 192 ? 1 : TE__ATTN_BWD_STAGES;
-    /* the number of rows of dK or dV, computed by one warp or by two, that are added up to one row of
-     * te_attention_args.sum; from these sums a bias gradient is computed */
+    /* the number of rows of dK or dV whose sum is one row of te_attention_args.sum; one warp computes 16 of these
+     * rows */
     static constexpr int SUM_ROWS = TWO_CTA ? 16 : 32;
     /* PREFETCH: 1 if a lane loads lse and delta from shared memory to registers before S or dP is complete. The other
      * kernels do not have enough registers for this, or do not need it (FOLDED). */
@@ -338,9 +338,9 @@ TE_FN int te__attn_bwd_dq_rank(const te__attn_bwd_params *p, const te__attn_bwd_
     return item.band_first + begun - item.key_tile + wrapped;
 }
 /* Return the address of the sums of dQ (f32) of a head, in box `box` of 64 columns, from row `row` on. Each complete
- * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: first the first 16 bytes of each
- * of a warpgroup's 128 lanes, then the second 16 bytes of each lane, and so on, eight times in all. The remaining
- * queries of a sequence, fewer than 64, are stored as [queries, 64]. */
+ * group of 64 queries of a sequence is stored in the order of the wgmma accumulators: first 16 bytes of each of a
+ * warpgroup's 128 threads, then the next 16 bytes of each thread, and so on, eight times in all. The remaining queries
+ * of a sequence, fewer than 64, are stored as [queries, 64]. */
 template <int D> TE_FN float *te__attn_bwd_dq_at(const te__attn_bwd_params *p, int head, int box, int64_t row) {
     return p->dq + (((int64_t)head * te__attn_bwd_traits<D>::BOXES + box) * p->sequences.rows + row) * 64;
 }
@@ -563,9 +563,9 @@ TE_FN void te__attn_bwd_producer(const te__attn_bwd_params *p, typename C::share
 /* ---- producer: lse and delta ------------------------------------------------------------------------------------ */
 
 /* Returns the wgmma descriptor of the sixteen columns that te__attn_bwd_folds_stats appends to Q and dO (operand B).
- * Query q has eight bf16 numbers at byte 16 q: three terms whose sum is -lse / scale, then 0, three terms whose sum is
- * -delta, then 0. The descriptor makes wgmma read these eight numbers twice, because it multiplies sixteen columns; the
- * second eight columns of operand A are zeros. */
+ * Query q has eight bf16 numbers at byte 16 * q: three terms whose sum is -lse / scale, then 0, three terms whose sum
+ * is -delta, then 0. The descriptor makes wgmma read these eight numbers twice, because it multiplies sixteen columns;
+ * the second eight columns of operand A are zeros. */
 TE_FN uint64_t te__attn_bwd_stats_descriptor(uint32_t address) {
     /* the stride between groups of eight rows is 128 bytes; the layout has no swizzle */
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(128 >> 4) << 32;
@@ -646,9 +646,9 @@ TE_FN void te__attn_bwd_dq_add(float *to, uint32_t from, int bytes, int first) {
     if (first) te__attn_bulk_store(to, from, bytes);
     else te__attn_bulk_add(to, from, bytes);
 }
-/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to x +
- * COLUMNS - 1 of `box`. A box has 64 columns, so x must be 0 if COLUMNS is 64. If first is 1, the function overwrites
- * the sums in global memory instead of adding to them. */
+/* Adds COLUMNS columns and `left` rows (64 at most) of dQ from shared memory to global memory: to columns x to
+ * x + COLUMNS - 1 of `box`. A box has 64 columns, so x must be 0 if COLUMNS is 64. If first is 1, the function
+ * overwrites the sums in global memory instead of adding to them. */
 template <int COLUMNS> TE_FN void te__attn_bwd_dq_add_piece(float *box, uint32_t from, int x, int left, int first) {
     if (COLUMNS == 64) return te__attn_bwd_dq_add(box, from, (left < 64 ? left : 64) * 256, first);
     if (left >= 64) return te__attn_bwd_dq_add(box + x * 64, from, COLUMNS * 256, first);

@@ -17,8 +17,8 @@
  * attention_sm90_decode_8bit.h has the parts that differ for a cache in 8 bits. attention_sm90_decode_latent.h has the
  * parts that differ if values are parts of keys (the option values_in_keys).
  *
- * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim) elements of 2 bytes for
- * each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
+ * Lower bound of the run time: one read of the keys and values, kv_heads * (head_dim + value_dim) elements of 2 bytes
+ * for each token, at the bandwidth of the memory. To reach this bandwidth, the copies begin before the preceding kernel
  * ends (te_kernel_wait), and the L2 evicts copied pages first, so that they do not displace the partial results.
  * Measurements: docs/notes/attention_decode.md.
  */
@@ -134,12 +134,12 @@ struct te__decode_ring {
 TE_FN void te__decode_advance(te__decode_ring &r, int stages) {
     if (++r.stage == stages) r.stage = 0, r.phase ^= 1;
 }
-/* A run is at most TE__DECODE_RUN consecutive keys of one split. One load of the warp loads the page numbers of a run:
- * each lane then holds the page number of 16 keys. */
+/* A run is at most TE__DECODE_RUN consecutive keys of one split. A warp loads the page numbers of a run with one
+ * instruction: each lane loads the page number of 16 keys. */
 struct te__decode_run {
     /* begin: the first key of the run, a multiple of TE__DECODE_KEYS; end: one more than its last key */
     int begin, end;
-    int page;       /* in lane l: the number of the page that holds key begin + 16 l (TE_CACHE_MIN_PAGE is 16) */
+    int page;       /* in lane l: the number of the page that holds key begin + 16 * l (TE_CACHE_MIN_PAGE is 16) */
 };
 enum { TE__DECODE_RUN = 32 * TE_CACHE_MIN_PAGE };
 /* Returns the run (at most TE__DECODE_RUN consecutive keys of a split) that begins at key `begin`, in a split whose
@@ -285,16 +285,16 @@ struct te__decode_producer {
 
 /* ---- the consumers: a split -------------------------------------------------------------------------------------- */
 
-/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 k to 16 k +
- * 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are read from
- * shared memory at each use. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has columns 16 * k to
+ * 16 * k + 15. Rows past the end of the tile are zeros. If there are not enough registers for the fragments, they are
+ * read from shared memory at each use. */
 template <int D, int NT>
 struct te__decode_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
     int rows;
     uint32_t held[IN_REGISTERS ? D / 32 : 1][NT][4];
-    /* Reads the two fragments 2 k and 2 k + 1 of rows 8 n to 8 n + 7. */
+    /* Reads the two fragments 2 * k and 2 * k + 1 of rows 8 * n to 8 * n + 7. */
     __device__ __forceinline__ void read(uint32_t (&b)[4], int k, int n) const {
         const int lane = (int)threadIdx.x % 32;
         te__attn_ldmatrix(b, at + (uint32_t)((n * 8 + lane % 8) * D * 2 + (k * 4 + lane / 8) * 16));
@@ -313,7 +313,7 @@ struct te__decode_q {
     }
 };
 /* Computes S^T of this warp's 16 keys in a stage of K, before scale and mask. With g = lane / 4 and t = lane % 4,
- * s[0][n][e] is the product of row 8 n + 2 t + e % 2 of the queries and key g + 8 (e / 2) of the warp. */
+ * s[0][n][e] is the product of row 8 * n + 2 * t + e % 2 of the queries and key g + 8 * (e / 2) of the warp. */
 template <te_dtype T, int D, int NT>
 TE_FN void te__decode_products(float (&s)[1][NT][4], const te__decode_q<D, NT> &q, uint32_t stage) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -635,8 +635,9 @@ TE_FN void te__attention_decode(const te_attention_args *a) {
 
 /* Merges partial results. Grid: (blocks of the first kernel - 1, V / 16 / TE__DECODE_WARPS), where each warp merges one
  * fragment of O^T. A group (tile of queries) needs this kernel if several blocks of the first kernel have processed its
- * splits. Block b of this kernel merges the group whose first split block b of the first kernel has processed; there is
- * at most one such group for each b. The partial results are read once. */
+ * splits. Block b of this kernel merges the group that block b of the first kernel has begun, i.e. the group of whose
+ * splits it has processed the first, but not the last; there is at most one such group. The partial results are read
+ * once. */
 template <te_dtype T, int HEADS, int KV_HEADS, int D, class F>
 TE_FN void te__attention_decode_merge(const te_attention_args *a) {
     constexpr int V = te__attn_value_dim<D, F>(), GROUP = HEADS / KV_HEADS, ROWS = TE__DECODE_TILE_ROWS(GROUP),

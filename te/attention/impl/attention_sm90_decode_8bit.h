@@ -7,13 +7,13 @@
  *
  *     S^T = K Q^T    The queries are read with their columns in the same permuted order (te__decode8_q).
  *     O^T = V^T P^T  The columns of V become the rows of O^T, so each half of a fragment's rows has every other column
- *                    of O: lane 4 g + t has columns 2 g and 2 g + 1 of a fragment (te__decode_store).
+ *                    of O: lane 4 * g + t has columns 2 * g and 2 * g + 1 of a fragment (te__decode_store).
  *
  * The scale of a key is multiplied into its scores, and the scale of a value into P. The product of P and scale is
  * rounded to bf16, also in lists of f16: bf16 has the range of f32, so that no scale is too large or too small. New
  * rows are rounded to 8 bits before they are used, as attention_options.h defines.
  *
- * Lower bound of the run time: one read of the keys and values, kv_heads (head_dim + value_dim + 8) bytes for each
+ * Lower bound of the run time: one read of the keys and values, kv_heads * (head_dim + value_dim + 8) bytes for each
  * token; the 8 bytes are the scales of a key and of a value.
  */
 /* target: cuda */
@@ -38,9 +38,9 @@ TE_BOTH constexpr int te__decode8_tile_bytes(int d) { return TE_CACHE_TILE * (d 
 
 /* ---- conversion -------------------------------------------------------------------------------------------------- */
 
-/* Returns the factor by which the converted numbers must be multiplied; instead, the kernels multiply the scales by
- * this factor. The factor is 64 for int8 in bf16, where the conversion yields n / 64 with a single multiply-add;
- * otherwise it is 1. */
+/* Returns the factor by which a converted number must be multiplied to yield the 8-bit number. The kernels multiply the
+ * scales by this factor instead. The factor is 64 for int8 in bf16, where the conversion yields n / 64 with a single
+ * multiply-add; otherwise it is 1. */
 template <int FORMAT, te_dtype T> TE_BOTH constexpr float te__decode8_unit(void) {
     return FORMAT == TE_CACHE_FORMAT_int8 && T == TE_bf16 ? 64.0f : 1.0f;
 }
@@ -99,9 +99,9 @@ template <int D> struct te__decode8_lane {
         return (first ^ (uint32_t)(chunk % PERIOD * 16)) + (uint32_t)(chunk / PERIOD * PERIOD * 16);
     }
 };
-/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 k to 16 k
- * + 15, in the same order as the keys in te__decode8_products: with t = lane % 4, the first register of a lane has
- * dimensions 4 t and 4 t + 2, and the second register has 4 t + 1 and 4 t + 3. */
+/* The queries of a tile as B fragments of Q^T, for each of NT groups of 8 rows. Fragment k has dimensions 16 * k to
+ * 16 * k + 15, in the same order as the keys in te__decode8_products: with t = lane % 4, the first register of a lane
+ * has dimensions 4 * t and 4 * t + 2, and the second register has 4 * t + 1 and 4 * t + 3. */
 template <int D, int NT> struct te__decode8_q {
     static constexpr bool IN_REGISTERS = D / 16 * NT <= 16;
     uint32_t at;
@@ -134,8 +134,8 @@ template <int D> TE_FN float te__decode8_scale(uint32_t tile, int row) {
     return scale;
 }
 /* Computes S^T of this warp's keys in a stage of K, before scale and mask. With g = lane / 4 and t = lane % 4,
- * s[b][n][e] is the product of key g + 8 (e / 2) of tile b and row 8 n + 2 t + e % 2 of the queries. tile: the address
- * of the warp's first tile. */
+ * s[b][n][e] is the product of key g + 8 * (e / 2) of tile b and row 8 * n + 2 * t + e % 2 of the queries. tile: the
+ * address of the warp's first tile. */
 template <int FORMAT, te_dtype T, int D, int NT>
 TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__decode8_q<D, NT> &q, uint32_t tile) {
     const te__decode8_lane<D> lane;
@@ -162,8 +162,8 @@ TE_FN void te__decode8_products(float (&s)[TE__DECODE8_TILES][NT][4], const te__
             s[b][n][e] = sum[b][n][e] * scale[e / 2];
     }
 }
-/* Transposes an 8 x 8 matrix of 16-bit elements that is distributed over a warp: lane 4 g + t holds elements 2 t and 2
- * t + 1 of row g. */
+/* Transposes an 8 x 8 matrix of 16-bit elements that is distributed over a warp: lane 4 * g + t holds elements 2 * t
+ * and 2 * t + 1 of row g. */
 TE_FN uint32_t te__transposed(uint32_t pair) {
     uint32_t r;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
@@ -202,8 +202,8 @@ TE_FN void te__decode8_add_pv(float (&o)[V / 16][NT][4], const float (&p)[TE__DE
 
 /* ---- new rows ---------------------------------------------------------------------------------------------------- */
 
-/* The key or the value of a new row, rounded to 8 bits. A lane holds elements 8 lane to 8 lane + 7 of the row, if these
- * elements exist. */
+/* The key or the value of a new row, rounded to 8 bits. A lane holds elements 8 * lane to 8 * lane + 7 of the row, if
+ * these elements exist. */
 struct te__decode8_new {
     uint32_t numbers[2];
     float scale;

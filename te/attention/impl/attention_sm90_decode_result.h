@@ -15,8 +15,9 @@
 #include "attention_sm90_decode_work.h" /* te__decode_group */
 
 /* Sizes of the shared memory of te__decode_cluster. STATS: the bytes of the fragments of O^T, behind which the maxima
- * and sums are stored; BYTES: the bytes of the fragments, maxima and sums together. STATS bytes are enough, because a
- * cluster has 8 blocks or at least as many blocks as there are splits. */
+ * and sums are stored; BYTES: the bytes of the fragments, maxima and sums together. STATS is computed for MAX_SPLITS
+ * splits and a cluster of 8 blocks. A smaller cluster needs no more, because it has at most as many splits as
+ * blocks. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster_size {
     static constexpr int MAX_BLOCKS = 8, MAX_SPLITS = TE_CACHE_SMALL_SPLITS;
@@ -50,10 +51,10 @@ TE_FN float te__decode_score(float v, const te_attention_args *a, const te__deco
     if (needs_mask && (k >= stop || !te__attn_sees(w.mask, of.query, k))) v = -INFINITY;
     return v * (te__attn_score_unit<F>(a->scale) * TE__ATTN_LOG2E);
 }
-/* The part of a result that a lane has, for rows 8 n + 2 t and 8 n + 2 t + 1, where t = lane % 4. max: the maximum of
- * the scores, in base 2 (times log2(e)), over all keys of the warp; sum: the sum of the exponentials over the keys of
- * this lane; o[m][n][e]: the accumulator of O^T in row 8 n + 2 t + e % 2 and column 16 m + g + 8 (e / 2), where g =
- * lane / 4. */
+/* The part of a result that a lane has, for rows 8 * n + 2 * t and 8 * n + 2 * t + 1, where t = lane % 4. max: the
+ * maximum of the scores, in base 2 (times log2(e)), over all keys of the warp; sum: the sum of the exponentials over
+ * the keys of this lane; o[m][n][e]: the accumulator of O^T in row 8 * n + 2 * t + e % 2 and column
+ * 16 * m + g + 8 * (e / 2), where g = lane / 4. */
 template <int M, int NT>
 struct te__decode_result {
     float max[NT][2], sum[NT][2], o[M][NT][4];
@@ -189,10 +190,10 @@ struct te__decode_pair {
     int r, column;
 };
 /* Returns a pair of adjacent elements of O that this lane stores. o: the lane's accumulators of a fragment of O^T (16
- * columns of O; rows 8 n to 8 n + 7), which make two pairs; i: the index of the pair, 0 or 1. scale: the factors of the
- * lane's two rows. With a cache of 16 bits, o has one column of each of two rows, so the lanes of neighbouring columns
- * exchange elements: if g = lane / 4 is even, the lane gets two columns of its first row; if g is odd, it gets two
- * columns of its second row. With a cache of 8 bits each lane already has two adjacent columns of both rows
+ * columns of O; rows 8 * n to 8 * n + 7), which make two pairs; i: the index of the pair, 0 or 1. scale: the factors of
+ * the lane's two rows. With a cache of 16 bits, o has one column of each of two rows, so the lanes of neighbouring
+ * columns exchange elements: if g = lane / 4 is even, the lane gets two columns of its first row; if g is odd, it gets
+ * two columns of its second row. With a cache of 8 bits each lane already has two adjacent columns of both rows
  * (attention_sm90_decode_8bit.h). */
 template <te_dtype T, class F>
 TE_FN te__decode_pair te__decode_pair_of(const float (&o)[4], const float (&scale)[2], int n, int i) {
@@ -261,8 +262,8 @@ TE_FN void te__decode_store_partial(float *to, const te__decode_result<M, NT> &r
 TE_FN void te__decode_cluster_arrive(void) { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 TE_FN void te__decode_cluster_wait(void) { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 /* The exchange of partial results in a cluster of `blocks` blocks (2, 4 or 8), which processes one group. Fragment f of
- * O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments f =
- * rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], followed by memory for the
+ * O^T is merged by block f % blocks. Each block therefore has shared memory, at address `at`, for the fragments
+ * f = rank, rank + blocks, .. of all splits, [splits, ceil(FRAGMENTS / blocks), NT, lanes], followed by memory for the
  * maximum and the sum of each row, [splits, NT, 4]. The elements of both arrays are float4. */
 template <int FRAGMENTS, int NT>
 struct te__decode_cluster : te__decode_cluster_size<FRAGMENTS, NT> {

@@ -128,7 +128,8 @@ template <int VALUE> struct te__attn_fwd_params_select { typedef te__attn_fwd_va
 template <> struct te__attn_fwd_params_select<0> { typedef te__attn_fwd_params type; };
 template <class F> using te__attn_fwd_params_of = typename te__attn_fwd_params_select<F::VALUE>::type;
 
-/* A tile of queries. query: its first query; head: its head, counted over all sequences (sequence * HEADS + head). */
+/* A tile of queries. query: its first query; head: its head, counted over all sequences: sequence * HEADS + (index of
+ * the head in the sequence). */
 typedef struct te__attn_work_tile { int query, head; } te__attn_work_tile;
 /* Special values of te__attn_work_tile.head. END: there are no more tiles. INVALID: with varlen, this tile index
  * belongs to no tile (te_sequence_tiles), and the block skips it. */
@@ -361,8 +362,8 @@ TE_FN void te__attn_fwd_wait_o(te__attn_fwd_fragments<C> &r, te__attn_fwd_pipeli
     if (has_v) te__attn_release_v(a);
 }
 /* Signals that this warp has read the current tile of K, and advances to the next stage. is_last: 1 if this was the
- * last tile of keys for the current queries; then each lane also releases the stage of Q and the entry of this stage in
- * te__attn_fwd_barriers, because the lane has copied the entry. */
+ * last tile of keys for the current queries; then each lane also releases the stage of Q, together with the stage's
+ * entries in te__attn_fwd_barriers, which the lane has copied to registers. */
 template <class C> TE_FN void te__attn_release_k(te__attn_fwd_pipelines<C> &a, int is_last) {
     __syncwarp();
     if (a.lane == 0) te__barrier_arrive(a.k_empty + 8 * a.k.stage);
@@ -490,8 +491,8 @@ TE_FN void te__attn_fwd_consumer(const te__attn_fwd_params *p, te__attn_fwd_barr
         te__barrier_wait(te__shared_address(&bars->q_full[q.stage]), q.phase);
         const te__attn_work_tile next = bars->work[q.stage];
         const te_sequence next_rows = te__attn_fwd_sequence<F>(p, bars, q.stage);
-        /* With a cache, a warpgroup skips the products if all of its rows lie outside the sequence, because even a tile
-         * with few new rows may see many keys. */
+        /* With a cache, a warpgroup whose rows all lie outside the sequence skips the products. Without this, the
+         * products would take time, because even a tile with few new rows may see many keys. */
         const int first_row = next.query + group * 64;
         const int is_idle = F::CACHED && next.head >= 0 && (first_row + 64 <= 0 || first_row >= next_rows.count);
         const int has_next = next.head >= 0 && !is_idle, has_output = w.head >= 0;

@@ -13,8 +13,8 @@
  * raised by an integer n: P (while it is still f16), O and the softmax sums are divided by 2^n. If the sum is so large
  * that P may have overflowed f16, S of that tile is recomputed instead, and P is computed in f32. P becomes an A
  * operand without a shuffle between lanes, because the keys of V are permuted (te__attn_fp8_byte_of_key): of 32 keys,
- * the accumulators of a lane have columns 2 t and 2 t + 1 (t = lane % 4) of each of four groups of eight, but operand A
- * has columns 4 t to 4 t + 3 of each of two groups of sixteen.
+ * the accumulators of a lane have columns 2 * t and 2 * t + 1 (t = lane % 4) of each of four groups of eight, but
+ * operand A has columns 4 * t to 4 * t + 3 of each of two groups of sixteen.
  *
  * Lower bounds: 4 * batch * heads * seq^2 * head_dim flops in FP8 (half of that if causal). Each head also needs seq^2
  * exponentials, of which a multiprocessor computes 16 in a clock; at head size 128 the exponentials take as long as the
@@ -74,7 +74,7 @@ typedef struct te__attn_fp8_params {
      * tensor maps of q and k in e4m3. */
     te__attn_fwd_params common;
     CUtensorMap v;         /* the tensor map of the transposed v in e4m3, [batch, kv_heads, head_dim, keys] */
-    /* [heads + 2 kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
+    /* [heads + 2 * kv_heads]: the amax of each head of q, then of each head of k, then of each head of v */
     const float *amax;
 } te__attn_fp8_params;
 
@@ -180,10 +180,10 @@ TE_FN float te__attn_f16x2_high(uint32_t w) { return te_float_of_f16((uint16_t)(
 /* Returns a pair of two equal f16, x rounded. */
 TE_FN uint32_t te__attn_f16x2(float x) { return te_pair_of_floats(x, x, TE_f16); }
 
-/* The constants of P = 2^(scale s + offset[e]), in f16; offset[e] belongs to row e, and is TE__ATTN_FP8_P_EXPONENT -
- * row_max. The scale and each offset are stored as pairs of two equal numbers. If f16 cannot represent the scale or an
- * offset, TE__ATTN_FP8_NAN is stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32 then computes P in
- * f32. */
+/* The constants of P = 2^(scale * s + offset[e]), in f16; offset[e] belongs to row e, and is
+ * TE__ATTN_FP8_P_EXPONENT - row_max. The scale and each offset are stored as pairs of two equal numbers. If f16 cannot
+ * represent the scale or an offset, TE__ATTN_FP8_NAN is stored instead, so that P becomes NaN; te__attn_fp8_exp_row_f32
+ * then computes P in f32. */
 struct te__attn_fp8_exponent { uint32_t scale, offset[2]; };
 #define TE__ATTN_FP8_NAN 0x7fff7fffu
 
@@ -274,7 +274,7 @@ TE_FN int te__attn_fp8_exceeds(const float sum[2], float limit) {
     return __any_sync(~0u, !(sum[0] <= limit && sum[1] <= limit));
 }
 /* Divides P, O and the softmax sums by 2^n, in each row in which the sum of a lane's elements of P exceeds the largest
- * e4m3, and raises row_max by n. n is the smallest number that makes P at most 16, but at least 1. */
+ * e4m3, and raises row_max by n. n is the smallest integer, not less than 1, that makes P at most 16. */
 template <class C>
 TE_FN void te__attn_fp8_rescale_p(te__attn_fwd_fragments<C> &r, te__attn_fp8_exponent &x, float sum[2]) {
     float factor[2];

@@ -9,8 +9,8 @@
  *
  * The cache holds rows with the swizzle that wgmma expects (te_attention_cache), so TMA copies them without a swizzle
  * of its own. Boxes behind the last key are loaded from behind the end of a page, where TMA fills in zeros. The values
- * in the rest of the last page are zeros, too, because the store has written them there (te_attention_cache.zero_rows):
- * P of a masked key is 0, and its product with an infinity or a NaN would be NaN.
+ * in the rest of the last page are zeros, too: the store has written them there (te_attention_cache.zero_rows), because
+ * P of a masked key, which is 0, times an infinity or a NaN would be NaN.
  *
  * Lower bound of the work: 2 * heads * (head_dim + value_dim) flops for each pair of a new row and a key that it sees.
  * Measurements: docs/notes/attention_decode.md.
@@ -195,7 +195,7 @@ TE_API te_status te__attn_prefill_tensor_map(CUtensorMap *map, te__tensor_map_en
                                     {(cuuint64_t)d, (cuuint64_t)KV_HEADS, rows, pages},
                                     {row * rows, row, page},
                                     {64, 1, (cuuint32_t)box_rows, 1}};
-    /* rows that are not a multiple of 128 bytes long are not swizzled in the cache (te__cache_swizzle) */
+    /* TMA swizzles rows that are not swizzled in the cache, i.e. those that are not a multiple of 128 bytes long */
     const CUtensorMapSwizzle swizzle = d % 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
     return te__tensor_map_swizzled(map, encode, first, &shape, T, swizzle, ctx);
 }

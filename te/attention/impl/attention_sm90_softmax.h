@@ -51,9 +51,10 @@ template <class C> TE_FN void te__attn_mask_scores(te__attn_fwd_fragments<C> &r,
         if (!te__attn_sees(m, query + i / 2 % 2 * 8, key + i / 4 * 8 + i % 2)) te__attn_mask_score(r.s, i);
 }
 
-/* Returns whether, in the first tile of keys that a query processes, all keys may be masked. This can happen only if
- * the mask has a bound on the right, and not in causal self-attention, where the first tile contains the query's own
- * key. With a cache it can always happen, because a sequence that does not fit has no keys. */
+/* Returns whether all keys of the first tile of keys that is processed for a query may be masked. Without a cache, this
+ * can happen only if the mask has a bound on the right, and not in causal self-attention, where the first tile contains
+ * the query's own key. With a cache, it can happen with every mask, because a sequence that does not fit in the cache
+ * has no keys. */
 template <class F> TE_FN constexpr int te__attn_may_start_hidden(void) {
     return F::RIGHT > 0 || F::CACHED || (F::CROSS && F::RIGHT == 0);
 }
@@ -232,8 +233,8 @@ struct te__attn_fwd_output {
     const float *scale; /* null, or the factor of an output in e4m3 (te_attention_args.out_scale) */
     int64_t width;      /* the distance, in elements, from one row of the output to the next */
     float *lse;         /* the address of query 0 of this head and sequence in the array lse, or null */
-    /* query: the query of this thread's first row; seq: the number of queries of the sequence. Rows outside 0 to seq -
-     * 1 are not stored. */
+    /* query: the query of this thread's first row; seq: the number of queries of the sequence. Rows outside 0 to
+     * seq - 1 are not stored. */
     int query, seq;
     float score_unit;   /* lse = row_max * score_unit + log(sum) */
     /* a factor by which O is multiplied: the factor of dropout or, in FP8, the dequantization factor of V */

@@ -10,11 +10,11 @@
  * A tile [rows, D] in shared memory consists of ceil(D / 64) boxes, each of [rows, 64] elements of 16 bits. A row of a
  * box has 128 bytes, and TMA's 128-byte swizzle permutes its eight 16-byte chunks.
  *
- * Accumulator layout: lane l of warp w has elements of two rows, r = 16 w + l / 4 and r + 8. In each group of eight
- * columns, 8 j to 8 j + 7, it has columns c = 8 j + 2 (l % 4) and c + 1 of both rows: its elements 4 j and 4 j + 1
- * belong to row r, its elements 4 j + 2 and 4 j + 3 to row r + 8. An A operand in registers has the same layout, packed
- * to 16 bits in pairs: the wgmma that multiplies columns 16 k to 16 k + 15 of A takes the lane's elements 8 k to 8 k +
- * 7.
+ * Accumulator layout: lane l of warp w has elements of two rows, r = 16 * w + l / 4 and r + 8. In each group of eight
+ * columns, 8 * j to 8 * j + 7, it has columns c = 8 * j + 2 * (l % 4) and c + 1 of both rows: its elements 4 * j and
+ * 4 * j + 1 belong to row r, its elements 4 * j + 2 and 4 * j + 3 to row r + 8. An A operand in registers has the same
+ * layout, packed to 16 bits in pairs: the wgmma that multiplies columns 16 * k to 16 * k + 15 of A takes the lane's
+ * elements 8 * k to 8 * k + 7.
  */
 /* target: cuda */
 #ifndef TE_ATTENTION_SM90_WGMMA_H
@@ -173,9 +173,9 @@ TE_FN void te__attn_tma_load_head(uint32_t to, const CUtensorMap *from, int x, i
                  "l"(from), "r"(x), "r"(head), "r"(y), "r"(batch), "r"(bar)
                  : "memory");
 }
-/* Loads complete rows of a matrix to shared memory by TMA, with a tensor map that divides the matrix into blocks of 8 x
- * 64. The layout in shared memory is [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows; z:
- * the index of the matrix. bar: the mbarrier that counts the bytes that have arrived. */
+/* Loads complete rows of a matrix to shared memory by TMA, with a tensor map that divides the matrix into blocks of
+ * 8 x 64. The layout in shared memory is [groups of eight rows, D / 64, 8, 64]. group: the first group of eight rows;
+ * z: the index of the matrix. bar: the mbarrier that counts the bytes that have arrived. */
 TE_FN void te__attn_tma_load_groups(uint32_t to, const CUtensorMap *from, int group, int z, uint32_t bar) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %2, %2, %3, %4}], [%5];" ::"r"(to),
