@@ -8,9 +8,9 @@
  *   srelu     max(x, 0)^2                                       squared ReLU, So et al. 2021
  *   silu      x sigmoid(x);  sigmoid, tanh: these functions themselves
  *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: f(a) b with f = gelu, .., silu    Shazeer 2020
- *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI 2025);
- *             options with defaults (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b in a row;
- *             here the first half of a row is a, the second half b
+ *   clamped_swiglu  c * sigmoid(alpha * c) * (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI
+ *             2025); options with defaults (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b in
+ *             a row; here the first half of a row is a, the second half b
  *   xielu     with two learnt numbers, at the end of this file
  *
  * Do this:
@@ -81,7 +81,8 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: the activation, as TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, the activation f. */
+/* code: TE_ACT_gelu, TE_ACT_relu, .., which names the activation or, in a gated activation y = f(a) b, the function
+ * f. */
 typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
@@ -144,7 +145,7 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* dx = dy f'(x) */
 }
-/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x) and clamp limits b to [-limit, limit].
+/* Returns y = f(min(a, limit)) * (1 + clamp(b)), where f(x) = x sigmoid(alpha x) and clamp limits b to [-limit, limit].
  * Stores dy/da in *da and dy/db in *db. NaN propagates. */
 TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
     const te_clamped_options *o = (const te_clamped_options *)options;
@@ -183,15 +184,15 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 /* xIELU, the activation of the Apertus models (Huang & Schlag 2024, arXiv 2411.13010), has two learnt numbers, alpha_p
  * and alpha_n.
  *     y = A_p x^2 + beta x               if x > 0
- *     y = A_n (e^x - 1 - x) + beta x     otherwise
+ *     y = A_n * (e^x - 1 - x) + beta x   otherwise
  * with A_p = softplus(alpha_p) and A_n = beta + softplus(alpha_n), where softplus(a) = log(1 + e^a). The parameters and
  * checkpoints hold alpha_p and alpha_n, each [1], to which the kernels apply softplus. The option (beta, 0.5f) is a
  * constant of at least 0.
  *
  * Backward reads the saved x and computes the following, where s is the sigmoid, the derivative of softplus:
- *     dx = dy (2 A_p x + beta) if x > 0, else dy (A_n (e^x - 1) + beta)
+ *     dx = dy * (2 A_p x + beta) if x > 0, else dy * (A_n * (e^x - 1) + beta)
  *     dalpha_p = s(alpha_p) times the sum of dy x^2 over all x > 0
- *     dalpha_n = s(alpha_n) times the sum of dy (e^x - 1 - x) over all other x
+ *     dalpha_n = s(alpha_n) times the sum of dy * (e^x - 1 - x) over all other x
  * te_model_randomize sets the parameters so that A_p and, if beta is 0.5, A_n are 0.8. If the columns of x are sharded
  * over ranks, each rank holds both parameters, and te_reduce_gradients adds up their gradients. */
 #define TE_OP_xielu (xielu, map)

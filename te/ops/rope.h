@@ -204,11 +204,11 @@ TE_IF_USED TE_API te_status te_rope_frequencies_sections(float *frequencies, con
  *     linear  s = 0 (Chen et al. 2023)
  *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
  *             3.1); defaults (low_freq_factor, 1), (high_freq_factor, 4)
- *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
+ *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim *
  *             log(L / (2 pi beta)) / (2 log(base)) is the index of the pair that makes `beta` full turns in L tokens;
  *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))); (truncate, 0) omits
  *             floor and ceil; defaults (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
- *             (attention_factor, 0.1 log(factor) + 1). */
+ *             (attention_factor, 0.1 * log(factor) + 1). */
 typedef enum te_rope_scaling {
     TE_ROPE_SCALING_none,
     TE_ROPE_SCALING_linear,

@@ -67,11 +67,12 @@ typedef struct te__sample_found {
 typedef struct te__sample_part {
     uint64_t best;               /* the largest key and the token that has it (te__sample_best) */
     uint32_t raw;                /* the largest key of the plain logits, without mask and penalties */
-    uint32_t bound_k, bound_top; /* the results of te__sample_bound for top-k and for te_sampling.top */
+    uint32_t bound_k, bound_top; /* bounds for the keys of the token list (te__sample_bound): bound_k for top-k or
+                                  * top-p, bound_top for te_sampling.top */
 } te__sample_part;
 
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. In passes without a
- * histogram, `low` holds the numbers of those vectors that have tokens for the token list (te__sample_note), and
+ * histogram, `low` holds the indices of those vectors that have tokens for the token list (te__sample_note), and
  * `high`, as [segment, lane], holds the largest key of each segment of each lane (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
@@ -312,8 +313,9 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     te__sample_row r;
     r.a = a, r.row = row, r.at = (int64_t)row * width, r.width = width, r.dtype = dtype;
     r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
-    /* A warp reads 32 consecutive vectors. The next 32 are read by a warp of the next block, so that all blocks have
-     * tokens of all parts of the vocabulary. This keeps the result of te__sample_bound close to the cut. */
+    /* A warp reads 32 consecutive vectors. The next 32 are read by a warp of the next block, so that every block has
+     * tokens of all parts of the vocabulary. Then the bounds of the blocks (te__sample_bound) are similar, and the
+     * token list holds few tokens that the filters do not keep. */
     const int warp = t->g.id / TE__SAMPLE_WARP, lane = t->g.id % TE__SAMPLE_WARP;
     r.begin = (warp * t->blocks + t->rank) * TE__SAMPLE_WARP + lane, r.stride = t->g.count * t->blocks;
     r.loads = te__sample_ceil(r.vectors, r.stride * TE__SAMPLE_AHEAD(dtype));
@@ -581,8 +583,8 @@ TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
     return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
            r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;
 }
-/* For plain rows (te__sample_is_plain): adds the masses to a histogram of the chunks of vectors in which the tokens
- * lie, as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
+/* For plain rows (te__sample_is_plain): adds each token's mass to a histogram that has a bin for each chunk of vectors,
+ * as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
 TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_team *t) {
     te__sample_held held, *const h = &held;
     const float top = te__sample_logit(r->top);
