@@ -32,9 +32,9 @@
  * Jiang et al. 2023, Mistral) is (window_left, W - 1). The kernels compute tiles of queries by tiles of keys. Forward
  * and backward skip a tile if none of its queries sees any of its keys, so a smaller window takes less time.
  *
- * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0
- * switches this off. The option costs two more instructions per score on the special function unit, which also computes
- * the exponentials.
+ * softcap: a score s = scale q k^T becomes softcap * tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024);
+ * 0 switches this off. The option costs two more instructions per score on the special function unit, which also
+ * computes the exponentials.
  *
  * dropout: after the softmax, each attention weight becomes 0 with this probability, else it is divided by 1 - dropout
  * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. Philox generates the mask from (seed, draw,

@@ -266,11 +266,11 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 
 /* ---- loss and gradient of a row ---------------------------------------------------------------------------------- */
 
-/* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
- * logit is subtracted first, so a number that is added to all logits cancels without loss of precision. The label's
- * logit is loaded at the beginning with label smoothing, which sums x - x[label], and with in_place 1, because the
- * caller then overwrites the logits right after this function. In all other cases the load is at the end: waiting for
- * it at the beginning would take a tenth of the kernel's time. */
+/* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The loss is
+ * computed as log(sum) + (max - x[label]), so that a number that is added to all logits cancels without loss of
+ * precision. The label's logit is loaded at the beginning with label smoothing, which sums x - x[label], and with
+ * in_place 1, because the caller then overwrites the logits right after this function. In all other cases the load is
+ * at the end: waiting for it at the beginning would take a tenth of the kernel's time. */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;

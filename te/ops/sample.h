@@ -49,8 +49,8 @@
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-/* The list of the likeliest tokens is short. Only the first block of a row draws a token from the token list; the other
- * blocks of the row have nothing left to do. */
+/* The token list, the list of the likeliest tokens, is so short that a single block, the first of a row, draws the
+ * token from it. The other blocks of the row have nothing left to do. */
 
 /* The parameters of the filters and the draw, which work on the token list. target: for top-p, the target that the sum
  * of the masses of the kept tokens has to reach. */
@@ -61,7 +61,8 @@ typedef struct te__sample_rest {
     uint64_t seed, counter; /* of te_sampling */
 } te__sample_rest;
 
-/* Returns a random 64-bit integer u. The target of the draw is the total mass times u / 2^64. */
+/* Returns a random 64-bit integer u. The draw finds the token at which the sum of the masses reaches total * u / 2^64 +
+ * 1. */
 TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     uint32_t random[4];
     te_philox(random, f->seed, 0, TE__SAMPLE_STREAM, f->counter);
@@ -262,7 +263,7 @@ TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te
 }
 /* Returns a bound such that at least `count` segments of the block's lanes, and if possible at most count + count / 8,
  * have a largest key that is not below the bound. Called by all lanes of the block. Each iteration finds two bits of
- * the bound: `tally` counts, in 16 bits each, the segments for the values 1, 2 and 3 of these bits. */
+ * the bound: `tally` holds, in 16 bits each, how many segments reach the bound if these two bits are 1, 2 or 3. */
 TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     uint32_t mine[TE__SAMPLE_SEGMENTS], bound = 0;
     TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++) mine[s] = t->s->high[s * TE_SAMPLE_THREADS + t->g.id];
@@ -287,8 +288,9 @@ TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
  * lanes_top lanes. If the number is 0, no such bound is computed. */
 typedef struct te__sample_bounds { int lanes, segments, lanes_top; } te__sample_bounds;
 /* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's largest
- * key with its token (te__sample_best); plain: this lane's largest plain key. Returns the maxima over the row, and the
- * smallest of the blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
+ * key with its token (te__sample_best); plain: this lane's largest key of the logits without mask and penalties.
+ * Returns the maxima over the row, and the smallest of the blocks' bounds. If `greedy` is 0, `best` of the result holds
+ * only the key and no token. */
 TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sample_bounds bounds, int greedy,
                                         const te__sample_team *t) {
     te__sample_part p = {0, 0, 0, 0};
@@ -343,8 +345,8 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Stores the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
- * can be drawn, the token list contains all these tokens, and possibly other tokens. */
+/* Stores the o->top tokens with the largest logits before mask and penalties, the largest first. If the largest of
+ * these logits is neither NaN nor -infinity, the token list contains all these tokens, and possibly others. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     const int64_t at = (int64_t)r->row * o->top;
@@ -392,7 +394,8 @@ TE_FN void te__sample_clear_list(const te__sample_team *t) {
     if (!t->g.id) t->s->listed = t->s->overflow = 0;
     te__sample_sync(t);
 }
-/* Computes the o->top likeliest tokens of the model. listed: 1 if the token list already contains these tokens. */
+/* Finds and stores the o->top tokens with the largest logits before mask and penalties. listed: 1 if the token list
+ * already contains these tokens. */
 TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top, uint64_t mass,
                                te__sample_calls calls) {
     const te__sample_row row = p->row;

@@ -61,9 +61,9 @@ TE_FN void te__cp_sum_block(const te_cp_sum_args *a, te_block b) {
 TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te_at))
 
 /* Merges the attention output of one block of keys (part) into the merged output of all earlier blocks (O):
- *     lse' = log(exp(lse) + exp(part_lse)), O' = exp(lse - lse') O + exp(part_lse - lse') part */
+ *     lse' = log(exp(lse) + exp(part_lse)), O' = exp(lse - lse') * O + exp(part_lse - lse') * part */
 typedef struct te_cp_merge_args {
-    float *sum;            /* [rows, heads * dim]: O, the merged output of the earlier blocks, is replaced by O' */
+    float *sum;            /* [rows, heads * dim]: on entry O, the merged output of the earlier blocks; on return O' */
     const float *lse;      /* [heads, rows]: the log-sum-exp over the earlier blocks */
     const void *part;      /* [part_rows, heads * dim]: the output of this block for rows part_first to part_first +
                             * part_rows - 1. The queries of all other rows see no key of this block */

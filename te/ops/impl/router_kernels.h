@@ -462,10 +462,11 @@ TE_FN void te__router_score_gradients(float *d, float *s, const te_router_option
     }
     TE_UNROLL for (int j = 0; j < o.top_k; j++) d[j] *= o.factor, sum += s[j], along += d[j] * s[j];
     sum += 1e-20f;
-    /* w = s / sum, so ds = (dw - sum over the chosen of dw w) / sum */
+    /* w = s / S, where S is the sum of s over the chosen experts. So ds = (dw - D) / S, where D is the sum of dw * w
+     * over the chosen experts */
     const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (divides) d[j] = (d[j] - along / sum) / sum;
-    /* s = exp(logit - max), so dlogit = ds s */
+    /* s = exp(logit - max), so dlogit = ds * s */
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (o.score == TE_SCORE_softmax_of_chosen) d[j] *= s[j];
 }
 /* Computes dlogits from the gradients of the weights, and adds the gradients of the options aux_loss and z_loss. A warp

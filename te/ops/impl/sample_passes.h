@@ -235,8 +235,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     row.width = width, row.dtype = dtype;
     const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
     p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
-    /* For 16-bit logits without penalties, the last ten bits of a key are determined by the logit's sign, so the last
-     * digit needs no pass. */
+    /* A 16-bit logit, converted to a float, ends in ten zero bits. So without penalties the last ten bits of a key are
+     * determined by the logit's sign, and the last digit needs no pass. */
     const int from_16_bits = te_dtype_bytes(dtype) == 2 && !row.penalised;
     const int end = s.end == 3 && !s.of_tokens && from_16_bits ? 2 : s.end;
     TE_UNROLL_1 for (int level = s.level; level < end; level++) {

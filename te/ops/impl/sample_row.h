@@ -448,8 +448,8 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
 /* ---- the passes over plain logits -------------------------------------------------------------------------------- */
 
 /* The kernel's code barely fits the instruction cache, so code that few rows need is not inlined in the loops that all
- * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and,
- * for unusual rows, the token list are computed in separate passes, which share one loop, te__sample_run_pass. */
+ * rows run. The first and the second pass read only the plain logits. Everything else, such as keys after mask and
+ * penalties and histograms, is computed by separate passes, which share one loop, te__sample_run_pass. */
 
 /* Prefetch the vectors of load number i to the L2, because the loads in flight alone do not hide the latency of
  * DRAM. */
@@ -545,9 +545,9 @@ TE_FN void te__sample_append_noted(const te__sample_row *r, uint32_t least, cons
     TE_UNROLL_1 for (uint32_t i = (uint32_t)t->g.id; i < noted; i += (uint32_t)t->g.count)
         te__sample_append(r, (int)t->s->low[i], least, t);
 }
-/* The second pass. Returns this lane's sum of the masses of the plain logits, whose largest key is raw_top. Appends the
- * tokens whose plain keys are at least `least` to the token list or, if `least` is 0, no tokens. *h: the vectors of
- * load 0. */
+/* The second pass. Returns this lane's sum of the masses of the plain logits (without mask and penalties), whose
+ * largest key is raw_top. Appends the tokens whose plain keys are at least `least` to the token list or, if `least` is
+ * 0, no tokens. *h: the vectors of load 0. */
 TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                       const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -577,8 +577,9 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
     return sum;
 }
 
-/* Returns whether row r is plain: the row has no mask and no penalties, and the filters keep all tokens that can be
- * drawn. te__sample_plain_chunks computes the sums of plain rows. */
+/* Returns whether row r is plain: the row has no mask and no penalties, the filters keep all tokens that can be drawn,
+ * and neither the largest logit nor the temperature is (nearly) infinite. te__sample_plain_chunks computes the sums of
+ * plain rows. */
 TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
     return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
            r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;
@@ -597,8 +598,8 @@ TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_tea
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             TE_UNROLL for (int k = 0; k < 8; k++)
                 te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, r->lowest), r->scale);
-            sums = te__sample_without_offsets(sums, 8); /* high is at most 2^23, low at most 2^25 in magnitude, so the
-                                                         * sums of a warp do not overflow */
+            sums = te__sample_without_offsets(sums, 8); /* high is at most 2^23 and low at most 2^25 in magnitude, so
+                                                         * the sums over the 32 lanes of a warp do not overflow */
             sums.high = te_warp_sum_u32(sums.high), sums.low = te_warp_sum_u32(sums.low);
             if (lane == 0 && sums.high | sums.low)
                 te__sample_add(t->s, te__sample_vector(r, i, j) / TE__SAMPLE_CHUNK, te__sample_mass_of_sums(sums));
