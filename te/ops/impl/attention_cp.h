@@ -217,7 +217,7 @@ typedef struct te__cp_range {
 } te__cp_range;
 TE_API te__cp_range te__cp_keys_of(const te__cp_call *c, int chunk) {
     te__cp_range s;
-    const int64_t first = (int64_t)chunk * c->chunk - c->left; /* the position of the first key that is seen */
+    const int64_t first = (int64_t)chunk * c->chunk - c->left; /* the first key that the first query sees */
     s.first = c->left < 0 || first < 0 ? 0 : (int)(first / c->chunk);
     s.end = c->is_causal ? chunk + 1 : 2 * c->n;
     return s;

@@ -494,7 +494,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     /* The derivative of the loss aux_loss with respect to p_e, this token's softmax score of expert e, is `share` times
      * the number of rows of expert e. */
     const float scale = a->at.first ? 0.0f : a->loss_scale; /* if there are several ranks, only the first rank adds the
-                                                             * gradients of these losses */
+                                                             * gradients of aux_loss and z_loss */
     const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
     const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
     TE_UNROLL for (int v = 0; v < values; v++) {

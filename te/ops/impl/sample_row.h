@@ -26,8 +26,8 @@ enum {
     TE__SAMPLE_WARP = TE_CUDA ? 32 : 1,
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
-    TE__SAMPLE_LIST = 2048,  /* capacity of the token list, in shared memory: the tokens that the filters may still
-                              * keep */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the token list, which is in shared memory and holds the tokens that the
+                              * filters may keep */
     /* number of segments into which each lane divides its vectors in the first pass; the lane stores the largest key of
      * each segment */
     TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
@@ -67,7 +67,7 @@ typedef struct te__sample_found {
 typedef struct te__sample_part {
     uint64_t best;               /* the largest key and the token that has it (te__sample_best) */
     uint32_t raw;                /* the largest key of the plain logits, without mask and penalties */
-    uint32_t bound_k, bound_top; /* bounds for the keys of the token list (te__sample_bound): bound_k for top-k or
+    uint32_t bound_k, bound_top; /* lower bounds for the keys of the token list (te__sample_bound): bound_k for top-k or
                                   * top-p, bound_top for te_sampling.top */
 } te__sample_part;
 
