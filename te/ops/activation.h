@@ -1,16 +1,16 @@
 /* activation.h -- activations y = f(x), where x and y are [rows, width], and gated linear units (GLU) y = f(a) b, where
  * each row of the input x is [a, b].
  *
- *   gelu      0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))   Hendrycks & Gimpel 2016, tanh approximation
- *   gelu_erf  0.5 x (1 + erf(x / sqrt 2))                       gelu without the approximation
- *   qgelu     x sigmoid(1.702 x)
+ *   gelu      x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))   Hendrycks & Gimpel 2016, tanh approximation
+ *   gelu_erf  x / 2 * (1 + erf(x / sqrt(2)))                            gelu without the approximation
+ *   qgelu     x * sigmoid(1.702 * x)
  *   relu      max(x, 0)
- *   srelu     max(x, 0)^2                                       squared ReLU, So et al. 2021
- *   silu      x sigmoid(x);  sigmoid, tanh: these functions themselves
- *   glu       sigmoid(a) b;  geglu, qgeglu, reglu, sreglu, swiglu: f(a) b with f = gelu, .., silu    Shazeer 2020
- *   clamped_swiglu  c sigmoid(alpha c) (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI 2025);
- *             options with defaults (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b in a row;
- *             here the first half of a row is a, the second half b
+ *   srelu     max(x, 0)^2                                               squared ReLU, So et al. 2021
+ *   silu      x * sigmoid(x);  sigmoid, tanh: these functions themselves
+ *   glu       sigmoid(a) * b;  geglu, qgeglu, reglu, sreglu, swiglu: f(a) * b with f = gelu, .., silu   Shazeer 2020
+ *   clamped_swiglu  c * sigmoid(alpha * c) * (d + 1), c = min(a, limit), d = b clamped to +-limit: gpt-oss (OpenAI
+ *             2025); options with defaults (limit, 7.0f), (alpha, 1.702f). gpt-oss checkpoints interleave a and b in
+ *             a row; here the first half of a row is a, the second half b
  *   xielu     with two learnt numbers, at the end of this file
  *
  * Do this:
@@ -81,7 +81,8 @@ enum { TE_GATED_ACTIVATIONS(TE_GATE_ENUM) TE_GATE_clamped_swiglu = TE_ACT_sigmoi
 #define TE__CLAMPED_OPTIONS(op) \
     (te_clamped_options, TE__GATE_OF(op), (float)(TE_OPTION(op, limit, 7.0f)), (float)(TE_OPTION(op, alpha, 1.702f)))
 
-/* code: the activation, as TE_ACT_gelu, TE_ACT_relu, ..; for a gated activation y = f(a) b, the activation f. */
+/* code: TE_ACT_gelu, TE_ACT_relu, .., which names the activation or, in a gated activation y = f(a) b, the function
+ * f. */
 typedef struct te_act_options { int code; } te_act_options;
 
 typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_options;
@@ -90,8 +91,8 @@ typedef struct te_clamped_options { int code; float limit, alpha; } te_clamped_o
  * branches on `code`. */
 TE_FN float te_act(float *slope, float x, int code) {
     if (code == TE_ACT_gelu) {
-        /* Because 0.5 (1 + tanh u) = sigmoid(2 u), gelu is x times a sigmoid. A sigmoid takes one exponential and,
-         * unlike 1 + tanh u, has no cancellation if x is negative and large in absolute value. */
+        /* Because (1 + tanh(u)) / 2 = sigmoid(2 * u), gelu is x times a sigmoid. A sigmoid takes one exponential and,
+         * unlike 1 + tanh(u), has no cancellation if x is negative and large in absolute value. */
         const float k = 1.5957691216057308f, c = 0.044715f, e = -1.4426950408889634f; /* 2 sqrt(2 / pi); -log2(e) */
         const float square = x * x, t = te_reciprocal(1.0f + te_exp2(x * (k * e + k * c * e * square))), y = x * t;
         /* x^2, limited to 1e30. With x^2 = infinity, the slope would contain 0 times infinity, which is NaN */
@@ -144,8 +145,8 @@ TE_CALLBACK void te_act_backward(float v[8], float sum[8], const te_stage *s, te
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) (void)te_act(&slope, x[i], code), v[i] *= slope; /* dx = dy f'(x) */
 }
-/* Returns y = f(min(a, limit)) (1 + clamp(b)), where f(x) = x sigmoid(alpha x) and clamp limits b to [-limit, limit].
- * Stores dy/da in *da and dy/db in *db. NaN propagates. */
+/* Returns y = f(min(a, limit)) * (1 + clamp(b)), where f(x) = x * sigmoid(alpha * x) and clamp limits b to [-limit,
+ * limit]. Stores dy/da in *da and dy/db in *db. NaN propagates. */
 TE_FN float te_clamped_swiglu(float *da, float *db, float a, float b, const void *options) {
     const te_clamped_options *o = (const te_clamped_options *)options;
     const float x = a > o->limit ? o->limit : a, up = b > o->limit ? o->limit : b < -o->limit ? -o->limit : b;
@@ -183,15 +184,15 @@ TE_CALLBACK void te_gated_backward(float v[8], float g[8], const te_stage *s, te
 /* xIELU, the activation of the Apertus models (Huang & Schlag 2024, arXiv 2411.13010), has two learnt numbers, alpha_p
  * and alpha_n.
  *     y = A_p x^2 + beta x               if x > 0
- *     y = A_n (e^x - 1 - x) + beta x     otherwise
+ *     y = A_n * (e^x - 1 - x) + beta x   otherwise
  * with A_p = softplus(alpha_p) and A_n = beta + softplus(alpha_n), where softplus(a) = log(1 + e^a). The parameters and
  * checkpoints hold alpha_p and alpha_n, each [1], to which the kernels apply softplus. The option (beta, 0.5f) is a
  * constant of at least 0.
  *
  * Backward reads the saved x and computes the following, where s is the sigmoid, the derivative of softplus:
- *     dx = dy (2 A_p x + beta) if x > 0, else dy (A_n (e^x - 1) + beta)
+ *     dx = dy * (2 A_p x + beta) if x > 0, else dy * (A_n * (e^x - 1) + beta)
  *     dalpha_p = s(alpha_p) times the sum of dy x^2 over all x > 0
- *     dalpha_n = s(alpha_n) times the sum of dy (e^x - 1 - x) over all other x
+ *     dalpha_n = s(alpha_n) times the sum of dy * (e^x - 1 - x) over all other x
  * te_model_randomize sets the parameters so that A_p and, if beta is 0.5, A_n are 0.8. If the columns of x are sharded
  * over ranks, each rank holds both parameters, and te_reduce_gradients adds up their gradients. */
 #define TE_OP_xielu (xielu, map)
@@ -217,8 +218,8 @@ TE_FN float te__xielu_softplus(const te_stage *s, int k, te_dtype dtype) {
 TE_CALLBACK void te_xielu_forward(float v[8], const te_stage *s, te_place at, const void *options) {
     const float beta = ((const te_xielu_options *)options)->beta;
     const float a_p = te__xielu_softplus(s, 0, at.format.weight), n = te__xielu_softplus(s, 1, at.format.weight);
-    /* A_n (e^x - 1 - x) + beta x is computed as A_n (e^x - 1) - n x with n = A_n - beta. For x = -infinity the first of
-     * these formulas would be infinity - infinity, which is NaN. */
+    /* A_n * (e^x - 1 - x) + beta * x is computed as A_n * (e^x - 1) - n * x with n = A_n - beta. For x = -infinity the
+     * first of these formulas would be infinity - infinity, which is NaN. */
     TE_UNROLL for (int i = 0; i < 8; i++)
         v[i] = v[i] > 0 ? v[i] * (a_p * v[i] + beta) : (beta + n) * expm1f(v[i]) - n * v[i];
 }

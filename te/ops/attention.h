@@ -4,7 +4,7 @@
  * (bias, shared), (relative_bias, buckets), (max_logit, 0)
  *
  * Computes softmax(scale q k^T) v on packed rows [q of all heads, k of all kv_heads, v of all kv_heads], which have
- * (heads + 2 kv_heads) * head_dim columns; a row of the output has heads * head_dim columns. kv_heads must divide
+ * (heads + 2 * kv_heads) * head_dim columns; a row of the output has heads * head_dim columns. kv_heads must divide
  * heads; if it is smaller than heads, this is grouped-query attention. te_batch passes the number of sequences (batch)
  * and their length (seq). The softmax is computed online (Milakov & Gimelshein 2018; Dao 2023): the matrix of scores is
  * never stored, so the memory grows only linearly with the number of rows. For backward, forward saves the op's input,
@@ -32,9 +32,9 @@
  * Jiang et al. 2023, Mistral) is (window_left, W - 1). The kernels compute tiles of queries by tiles of keys. Forward
  * and backward skip a tile if none of its queries sees any of its keys, so a smaller window takes less time.
  *
- * softcap: a score s = scale q k^T becomes softcap tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024); 0
- * switches this off. The option costs two more instructions per score on the special function unit, which also computes
- * the exponentials.
+ * softcap: a score s = scale q k^T becomes softcap * tanh(s / softcap) before the mask (Gemma 2, Gemma Team 2024);
+ * 0 switches this off. The option costs two more instructions per score on the special function unit, which also
+ * computes the exponentials.
  *
  * dropout: after the softmax, each attention weight becomes 0 with this probability, else it is divided by 1 - dropout
  * (Srivastava et al. 2014; Vaswani et al. 2017), as in te/ops/dropout.h. Philox generates the mask from (seed, draw,
@@ -95,8 +95,8 @@
     (TE__FP8(op) ? TE_ATTENDS_IN_FP8 : 0) | ((int)TE__CACHE_FORMAT(op) << TE_CACHE_FORMAT_SHIFT))
 /* 1 if the op accepts an input with the layout `in`, else 0. A layout says how the ranks of a tensor group divide a
  * tensor. The heads cannot be split over a tensor group if the op has a score bias, because each rank would need the
- * part of the bias for its own heads. Nor can the heads be split if the op has value_dim, because the GEMM before the
- * attention (te/ops/linear.h) then computes parts q, k and v of different sizes. */
+ * part of the bias for its own heads. Nor can the heads be split if the op has value_dim: k and v then have different
+ * widths, but the linear that computes them can split only parts of equal width (its option `parts`). */
 #define TE_LAYOUT_FITS_attention(op, in)                                                             \
     ((int)(in) == (int)TE_LAYOUT_columns ? !TE_HAS_OPTION(op, value_dim) &&                          \
                                               TE__IF_SCORE_BIAS(op, 0, 1)                           \
@@ -412,8 +412,8 @@ TE_API te_status te__attention_fp8_begin(te_attention_args *a, te_run *r, const 
 #define TE__ATTENTION_FP8_OUTPUT_FORWARD(model) ((int)model##_runs_fp8)
 #define TE__ATTENTION_FP8_OUTPUT_BACKWARD(model) ((int)model##_recipe == (int)TE_RECIPE_fp8_current)
 
-/* Returns whether the kernel of an attention stores its output in FP8. An attention's output is stored in FP8 only in
- * inference, if the only consumer of the output is the next GEMM. */
+/* Returns whether the kernel of an attention stores its output in FP8. The kernel does so only in inference, and only
+ * if the next GEMM is the only consumer of the output. */
 TE_API int te__attention_stores_fp8(const te_run *r, const te_step *s, int fp8_output) {
     return fp8_output && r->pass == TE_INFER && r->plan->dtype != TE_f32 && !te__last_step(r, s) &&
            te__policy(r, s->op[0] + 1)->stored_by_producer;

@@ -16,12 +16,12 @@
  *
  * Forward reads the logits once, by an online softmax, so the vocabulary may have any size. Forward saves the logits
  * and, in 8 bytes a row, the largest logit of the row and the log of the sum of exp(x - largest logit). Backward reads
- * the logits once and writes dx = dloss (softmax - target) or, with z_loss, dx = dloss (softmax (1 + 2 z log sum exp) -
- * target). dloss, the gradient of the row's loss, is dy[row] or te_batch.loss_scale or, for the mean over the rows that
- * are not ignored (te_mean_loss), loss_scale / loss_count. A row whose label is ignore_index (0 stands for -100) has
- * loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA the row's loss and gradient
- * are NaN. te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so that only a part of the
- * logits is in memory at a time.
+ * the logits once and writes dx = dloss * (softmax - target) or, with z_loss, dx = dloss * (softmax * (1 + 2 * z * log
+ * sum exp) - target). dloss, the gradient of the row's loss, is dy[row] if the caller passes dy; else loss_scale /
+ * loss_count if te_batch has a loss_count (see te_mean_loss); else loss_scale. A row whose label is ignore_index (or
+ * -100 if ignore_index is 0) has loss 0 and gradient 0. A label outside the vocabulary is an error on the host; on CUDA
+ * the row's loss and gradient are NaN. te/linear/impl/linear_cross_entropy.h fuses the op with the linear in front, so
+ * that only a part of the logits is in memory at a time.
  */
 #ifndef TE_OPS_CROSS_ENTROPY_H
 #define TE_OPS_CROSS_ENTROPY_H
@@ -59,7 +59,7 @@
  * single block; with 65536 labels, each thread of that block loads 64. */
 enum { TE_LOSS_MEAN_THREADS = TE_CUDA ? 1024 : 1, TE_FILL_LOSS_GRAD_THREADS = TE_CUDA ? 256 : 1 };
 
-/* Returns the label that marks rows without a loss: the given ignore_index, where 0 stands for -100. */
+/* Returns the label that marks rows without a loss: the given ignore_index or, if that is 0, -100. */
 TE_API int te__ignored_label(int ignore_index) { return ignore_index ? ignore_index : -100; }
 
 typedef struct te_loss_mean_args {
@@ -111,7 +111,7 @@ TE_API te_status te__loss_mean_check(const void *out, const void *in, int64_t ro
                "%s: a pointer is not a multiple of 4 bytes", who);
     return TE_OK;
 }
-/* Stores in count[0] the number of labels[rows] that are not ignore_index (as in te_batch, 0 means -100); with
+/* Stores in count[0] the number of labels[rows] that are not ignore_index (an ignore_index of 0 means -100). With
  * accumulate 1, adds this number to count[0]. All pointers are to target memory; the work is enqueued on ctx. Errors:
  * TE_ERROR_NULL, _SHAPE (negative rows), _ALIGNMENT. */
 TE_IF_USED TE_API te_status te_count_labels(float *count, const int32_t *labels, int64_t rows, int ignore_index,
@@ -234,9 +234,9 @@ TE_FN int te_first_column(int64_t row, int width) { return TE_CUDA && width % 8 
 
 /* max: the largest logit of a row; sum: the sum of exp(x - max) over the logits x of the row. */
 typedef struct te_softmax_stats { float max, sum; } te_softmax_stats;
-/* Returns, in all lanes, the statistics of one row of logits, the elements row to row + width - 1 of a->x. With label
- * smoothing (smooth 1) the function also sets *deviation to the sum of x - origin over the logits x. origin may be any
- * number; the rounding error of the sum is small if origin is near the logits. */
+/* Returns, in all lanes, the statistics of one row of logits, a->x[row] to a->x[row + width - 1]. With label smoothing
+ * (smooth 1) the function also sets *deviation to the sum of x - origin over the logits x. origin may be any number;
+ * the rounding error of the sum is small if origin is near the logits. */
 TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_entropy_args *a, int64_t row, te_lanes *g,
                                             int width, te_dtype dtype, int smooth, float origin) {
     float max = -INFINITY, sum = 0;
@@ -266,12 +266,11 @@ TE_FN te_softmax_stats te__softmax_stats_of(float *deviation, const te_cross_ent
 
 /* ---- loss and gradient of a row ---------------------------------------------------------------------------------- */
 
-/* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The largest
- * logit is subtracted first, so a number that is added to all logits cancels without loss of precision. The label's
- * logit is loaded at the end, because waiting for this load at the beginning would take a tenth of the kernel's time.
- * Label smoothing, which sums x - x[label], needs the load at the beginning. In-place computation (in_place 1) also
- * needs the load at the beginning, because the caller then overwrites the logits with their gradient right after this
- * function. */
+/* Stores the loss of a row. Returns, in all lanes, the row's softmax statistics, which the gradient needs. The loss is
+ * computed as log(sum) + (max - x[label]), so that a number that is added to all logits cancels without loss of
+ * precision. The label's logit is loaded at the beginning with label smoothing, which sums x - x[label], and with
+ * in_place 1, because the caller then overwrites the logits right after this function. In all other cases the load is
+ * at the end: waiting for it at the beginning would take a tenth of the kernel's time. */
 TE_FN te_softmax_stats te_cross_entropy_loss(const te_cross_entropy_args *a, te_block b, te_lanes *g, int width,
                                              te_dtype dtype, const te_loss_options o, int in_place) {
     const int64_t row = (int64_t)b.x * width;
@@ -457,7 +456,7 @@ enum { TE_LOSS_PARTIAL_FLOATS = sizeof(te_loss_partial) / sizeof(float) };
 
 typedef struct te_vocab_parallel_args {
     te_cross_entropy_args of; /* the arguments as for a loss without the option ranks. This rank's logits are the
-                               * columns of.first to of.first + of.width - 1 of the whole row */
+                               * columns `first` to `first` + `width` - 1 of the whole row */
     te_loss_partial *part;    /* [ranks, rows]: the contribution of each rank to the loss of each row */
     te_loss_options options;
     int64_t rows;

@@ -30,7 +30,7 @@
 /* One Philox call yields 128 bits, 16 bits for each of eight elements. With a call for every four elements, the
  * arithmetic would take more time than the memory traffic. Element e uses the call with counter e / 8. Of the four
  * 32-bit words that this call yields, the element uses word e % 8 / 2: the lower 16 bits if e is even, else the upper
- * 16 bits. The element is dropped if these 16 bits are below limit = 65536 p. So p is rounded to a multiple of 1 /
+ * 16 bits. The element is dropped if these 16 bits are below limit = 65536 * p. So p is rounded to a multiple of 1 /
  * 65536; factor = 1 / (1 - p) is computed from the rounded p (philox.h). */
 typedef struct te_dropout_options { uint32_t limit; float factor; } te_dropout_options;
 
@@ -77,7 +77,7 @@ TE_CALLBACK void te_dropout_forward(float v[8], const te_stage *s, te_place at, 
 }
 TE_CALLBACK void te_dropout_backward(float v[8], float sum[8], const te_stage *s, te_place at, const void *options) {
     (void)sum;
-    te_dropout_forward(v, s, at, options); /* forward is y = mask x / (1 - p), so backward computes dx from dy by the
+    te_dropout_forward(v, s, at, options); /* forward is y = mask * x / (1 - p), so backward computes dx from dy by the
                                             * same function */
 }
 

@@ -1,11 +1,11 @@
 /* elementwise.h -- the interface of elementwise ops, and the smallest of them. x and y are [rows, width].
  *
  *   (bias, name, width)        y = x + bias[width]
- *   (scale, name, factor)      y = factor x, a constant factor
+ *   (scale, name, factor)      y = factor * x, a constant factor
  *   (mul_param, name, width)   y = x * weight[width] (layer scale, Touvron et al. 2021, arXiv 2103.17239);
  *   (mul_param, name, 1)       y = x * weight[1], one learnt factor
- *   (softcap, name, cap)       y = cap tanh(x / cap), so |y| <= cap (logits of Gemma 2, arXiv 2408.00118: cap 30)
- *   (dyt, name, width)         y = weight tanh(alpha x) + bias, in place of a norm
+ *   (softcap, name, cap)       y = cap * tanh(x / cap), so |y| <= cap (logits of Gemma 2, arXiv 2408.00118: cap 30)
+ *   (dyt, name, width)         y = weight * tanh(alpha * x) + bias, in place of a norm
  *
  * Do this:
  *     TE_SEQUENTIAL(layer, bf16, (linear, fc, 768, 3072), (bias, fc_b, 3072), (gelu, act), (mul_param, ls, 3072))
@@ -183,7 +183,7 @@ TE_CALLBACK void te_mul_param_backward(float v[8], float sum[8], const te_stage 
     float w[8], x[8];
     te__mul_param8(w, s, at, options);
     te_read8(x, s->saved, at.format.in, s, at);
-    /* y = x weight, so dx = dy weight, and dweight is the sum of dy x over the rows */
+    /* y = x * weight, so dx = dy * weight, and dweight is the sum of dy * x over the rows */
     TE_UNROLL for (int i = 0; i < 8; i++) sum[i] += v[i] * x[i], v[i] *= w[i];
 }
 
@@ -211,17 +211,18 @@ TE_CALLBACK void te_softcap_backward(float v[8], float sum[8], const te_stage *s
     te_read8(x, s->saved, at.format.in, s, at);
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float t = tanhf(x[i] / cap);
-        v[i] *= 1.0f - t * t; /* y = cap tanh(x / cap), so dx = dy (1 - tanh(x / cap)^2) */
+        v[i] *= 1.0f - t * t; /* y = cap * tanh(x / cap), so dx = dy * (1 - tanh(x / cap)^2) */
     }
 }
 
 /* ---- (dyt, name, width) ------------------------------------------------------------------------------------------ */
 
-/* Dynamic tanh, y = weight tanh(alpha x) + bias, used in place of a norm (Zhu et al. 2025, arXiv 2503.10622). weight
- * and bias are [width]; alpha is one number. Unlike a norm, dyt needs no statistics of the row, so it is elementwise
- * and may be fused into the epilogue of a GEMM. Backward reads the saved x and computes, with t = tanh(alpha x):
- *     dx = dy weight (1 - t^2) alpha,   dalpha = the sum of dy weight (1 - t^2) x over rows and columns,
- *     dweight = the sum of dy t over the rows, for each column,    dbias = the sum of dy over the rows, for each column
+/* Dynamic tanh, y = weight * tanh(alpha * x) + bias, used in place of a norm (Zhu et al. 2025, arXiv 2503.10622).
+ * weight and bias are [width]; alpha is one number. Unlike a norm, dyt needs no statistics of the row, so it is
+ * elementwise and may be fused into the epilogue of a GEMM. Backward reads the saved x and computes, with t =
+ * tanh(alpha * x):
+ *     dx = dy * weight * (1 - t^2) * alpha,   dalpha = the sum of dy * weight * (1 - t^2) * x over rows and columns,
+ *     dweight = the sum of dy * t over the rows, for each column,  dbias = the sum of dy over the rows, for each column
  * te_model_randomize sets alpha to 0.5, weight to 1 and bias to 0. */
 #define TE_OP_dyt (dyt, map)
 #define TE_SHAPES_dyt(op) (1)

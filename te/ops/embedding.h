@@ -8,7 +8,7 @@
  *     (embedding, tokens, 50304, 768), (positions, at, 1024, 768), (fork, x1), (layernorm, ln1, 768), ...
  *
  * Nothing is saved: backward reads the tokens again. A token outside the vocabulary is an error on the host; on CUDA,
- * where the host does not see the tokens, the token's row of y becomes NaN. A call may have at most 2^24 - 1 rows of
+ * where the host cannot check the tokens, the token's row of y becomes NaN. A call may have at most 2^24 - 1 rows of
  * tokens.
  *
  * dweight[token] = sum of dy over the rows with that token. The rows are sorted by token, and the rows of each token
@@ -19,8 +19,8 @@
  * PyTorch this row also begins as zeros). A tied_linear of the same weight still adds its gradient.
  *
  * Option (ranks, N), vocabulary-parallel embedding (Shoeybi et al. 2019): with V the vocabulary, rank r of a tensor
- * group of N has rows r V / N to (r + 1) V / N - 1 of the weight. For each token, the rank whose table has the token's
- * row writes this row to y, and all other ranks write zeros. So y is a partial sum, which a reduce_scatter or
+ * group of N has rows r * V / N to (r + 1) * V / N - 1 of the weight. For each token, the rank whose table has the
+ * token's row writes this row to y, and all other ranks write zeros. So y is a partial sum, which a reduce_scatter or
  * all_reduce must follow; the result is bitwise identical to the result with an unsharded table.
  */
 #ifndef TE_OPS_EMBEDDING_H

@@ -170,8 +170,8 @@ TE_API te_status te__head_by_heads(void **to, te_run *r, te_head_order_fn launch
     a.from = x.data, a.to = *to, a.offset = offset, a.rows = x.rows, a.width = width;
     return te__head_order(r, launch, &a, o);
 }
-/* Writes y. For each row and head, y receives the head's `width` columns of `from`, [heads, rows, width], the result of
- * the GEMM, and after them the columns of the same head of `kept` that follow its first kept_width columns. */
+/* Writes y. from: the result of the GEMM, [heads, rows, width]. kept: [rows, heads * (kept_width + keep)]. For each row
+ * and head, y receives the `width` columns of `from`, then the last `keep` columns of `kept`. */
 TE_API te_status te__head_by_rows(te_value y, te_run *r, te_head_order_fn launch, const void *from, int width,
                                   te_value kept, int kept_width, te_head_linear_options o) {
     te_head_order_args a;

@@ -256,10 +256,10 @@ TE_API te_status te__join_run(te_run *r, const te_step *s, int width,
  * next W columns are the scale, as in DiT. For `gate` the fork's value may instead have one column, a number for each
  * row (the gate of a shared expert).
  *
- * Backward: dx = dy gate, or dx = dy (1 + scale). The gradient of the fork's value, for each sequence, is a sum over
- * the sequence's rows: of dy times the input in the columns of gate and scale, of dy in the columns of shift. The
- * gradient is 0 in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy times
- * the input over the columns. The order of each sum is fixed. */
+ * Backward: dx = dy * gate, or dx = dy * (1 + scale). The gradient of the fork's value, for each sequence, is a sum
+ * over the sequence's rows: of dy * input in the columns of gate and scale, of dy in the columns of shift. The gradient
+ * is 0 in all other columns. If the fork's value has one column, its gradient in a row is the sum of dy * input over
+ * the columns. The order of each sum is fixed. */
 #define TE_OP_gate (modulate, custom)
 #define TE_OP_modulate (modulate, custom)
 #define TE_SHAPES_modulate(op) (1)
@@ -319,7 +319,7 @@ TE_BOTH te_modulate_shape te_modulate_shape_of(te_modulate_options o, int width,
     k.options = o, k.f = f, k.width = width, k.edge_width = edge_width, k.by_row = by_row;
     return k;
 }
-/* Loads the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x scale + shift.
+/* Loads the factors scale[8] and the summands shift[8] of the columns c .. c + 7 of a row, for y = x * scale + shift.
  * edge_row: the row of the fork's value that holds the factors and summands. For modulate, scale includes the 1 of 1 +
  * scale. */
 TE_FN void te_modulate_load(float scale[8], float shift[8], const te_modulate_args *a, te_modulate_shape k,
@@ -337,7 +337,7 @@ TE_FN void te_modulate_load(float scale[8], float shift[8], const te_modulate_ar
         TE_UNROLL for (int i = 0; i < 8; i++) scale[i] += 1.0f;
     }
 }
-/* Forward: y = x scale + shift. Backward: dx = dy scale and, with by_row, the gradient of the fork's value. Memory
+/* Forward: y = x * scale + shift. Backward: dx = dy * scale and, with by_row, the gradient of the fork's value. Memory
  * traffic: reads x or dy, writes y or dx; backward with by_row reads the saved x as well. */
 TE_FN void te_modulate_rows(const te_modulate_args *a, te_block b, te_modulate_shape k, const int backward) {
     te_lanes g;
@@ -383,8 +383,8 @@ TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modula
         const int64_t at = (int64_t)(q.first + i) * k.width + (c >= k.width ? c - k.width : c);
         te_load8(v, a->at.x, at, 8, 1, k.f.out);
         if (with_x) te_load8(x, a->saved, at, 8, 1, k.f.in);
-        /* Since y = x gate or y = x (1 + scale) + shift, a column of gate or scale (with_x) sums dy x, and a column of
-         * shift sums dy. */
+        /* Since y = x * gate or y = x * (1 + scale) + shift, a column of gate or scale (with_x) sums dy * x, and a
+         * column of shift sums dy. */
         TE_UNROLL for (int j = 0; j < 8; j++) total[j] += with_x ? v[j] * x[j] : v[j];
     }
     te_groups_sum(total, 8, g, TE_MODULATE_GROUPS);

@@ -200,15 +200,15 @@ TE_IF_USED TE_API te_status te_rope_frequencies_sections(float *frequencies, con
 /* Options (scaling, linear), (scaling, llama3) or (scaling, yarn), with (factor, ..) and the options below, which have
  * the same names in a model's config.json. With f = base^(-2p / rotary_dim) and L = original_length, the context length
  * of the original training, the frequency of pair p becomes
- *     f' = f (s + (1 - s) / factor); s = 1 leaves f unchanged, s = 0 interpolates positions:
+ *     f' = f * (s + (1 - s) / factor); s = 1 leaves f unchanged, s = 0 interpolates positions:
  *     linear  s = 0 (Chen et al. 2023)
- *     llama3  s = (L f / (2 pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1] (Llama
- *             3.1); defaults (low_freq_factor, 1), (high_freq_factor, 4)
- *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023). d(beta) = rotary_dim
- *             log(L / (2 pi beta)) / (2 log(base)) is the index of the pair that makes `beta` full turns in L tokens;
- *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))); (truncate, 0) omits
- *             floor and ceil; defaults (beta_fast, 32), (beta_slow, 1). The rotated q and k are multiplied by
- *             (attention_factor, 0.1 log(factor) + 1). */
+ *     llama3  s = (L * f / (2 * pi) - low_freq_factor) / (high_freq_factor - low_freq_factor), clamped to [0, 1]
+ *             (Llama 3.1); defaults (low_freq_factor, 1), (high_freq_factor, 4)
+ *     yarn    s = 1 - (p - low) / (high - low), clamped to [0, 1] (Peng et al. 2023), with
+ *             low = max(0, floor(d(beta_fast))), high = min(rotary_dim - 1, ceil(d(beta_slow))), where
+ *             d(beta) = rotary_dim * log(L / (2 * pi * beta)) / (2 * log(base)) is the index of the pair that makes
+ *             `beta` full turns in L tokens. (truncate, 0) omits floor and ceil; defaults (beta_fast, 32), (beta_slow,
+ *             1). The rotated q and k are multiplied by the option (attention_factor, 0.1 * log(factor) + 1). */
 typedef enum te_rope_scaling {
     TE_ROPE_SCALING_none,
     TE_ROPE_SCALING_linear,
@@ -308,11 +308,11 @@ typedef struct te_rope_options {
     int original_length, truncate;
     float factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow;
     float attention_factor; /* the factor by which the rotated q and k are multiplied (yarn, given); 0 stands for the
-                             * default, which is 0.1 log(factor) + 1 for yarn and 1 for given */
+                             * default, which is 0.1 * log(factor) + 1 for yarn and 1 for given */
 } te_rope_options;
 typedef struct te_rope_given_options { te_rope_options rope; int sections; } te_rope_given_options;
 
-/* A scaling of the frequencies, in the form that the kernels use: the frequency f of pair p becomes f (s + (1 - s)
+/* A scaling of the frequencies, in the form that the kernels use: the frequency f of pair p becomes f * (s + (1 - s) *
  * inverse_factor), where s = by_frequency * f + by_pair * p + offset, clamped to [0, 1]. */
 typedef struct te_rope_scale {
     double by_frequency, by_pair, offset, inverse_factor;
@@ -390,7 +390,7 @@ TE_BOTH te_rope_table te_rope_table_of(int pairs, int rotary_dim, int scaled, in
     return t;
 }
 
-/* Rotate the eight pairs (x[i], mate[i]): x becomes x cos - mate sin, mate becomes mate cos + x sin. */
+/* Rotate the eight pairs (x[i], mate[i]): x becomes x * cos - mate * sin, and mate becomes mate * cos + x * sin. */
 TE_FN void te_rotate8(float x[8], float mate[8], const float *cosine, const float *sine) {
     TE_UNROLL for (int i = 0; i < 8; i++) {
         const float a = x[i], b = mate[i];

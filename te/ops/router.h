@@ -43,14 +43,14 @@
  *                          chosen, but not to the weights (DeepSeek-V3, arXiv 2412.19437). Its gradient is 0
  *     (groups, 1), (groups_kept, groups)   the experts form `groups` groups. Experts are chosen only from the
  *                          groups_kept groups that have the largest sums of their two best scores
- *     (aux_loss, 0)        a number c adds the loss c experts sum_e f_e P_e (Switch Transformer, Fedus et al. 2022).
- *                          f_e is the fraction of all rows that expert e has, P_e its mean score over the tokens. Needs
- *                          (score, softmax)
+ *     (aux_loss, 0)        a number c adds the loss c * experts * sum_e(f_e * P_e) (Switch Transformer, Fedus et al.
+ *                          2022). f_e is the fraction of all rows that expert e has, P_e its mean score over the
+ *                          tokens. Needs (score, softmax)
  *     (z_loss, 0)          a number c adds c times the mean, over the tokens, of (log sum exp of the logits)^2 (ST-MoE)
- *     (capacity, 0)        with a number F above 0, an expert computes at most ceil(F tokens top_k / experts) rows,
- *                          those of its first tokens. Its other rows are dropped: they add 0 to the output, and the
- *                          weights of the token's other experts do not change. With (ranks, N), `tokens` is the number
- *                          of tokens of all ranks. With 0 no row is dropped
+ *     (capacity, 0)        with a number F above 0, an expert computes at most ceil(F * tokens * top_k / experts)
+ *                          rows, those of its first tokens. Its other rows are dropped: they add 0 to the output, and
+ *                          the weights of the token's other experts do not change. With (ranks, N), `tokens` is the
+ *                          number of tokens of all ranks. With 0 no row is dropped
  *     (ranks, N)           each of the N ranks of the tensor group has experts / N experts, rank 0 the first ones. A
  *                          rank computes only its own experts' rows, so the combine's output is a partial sum
  *     (dispatch, all_gather)   an option for (ranks, N). With `all_gather`, x has the rows of all ranks, so the list

@@ -49,8 +49,8 @@
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-/* The list of the likeliest tokens is short. Only the first block of a row draws a token from the token list; the other
- * blocks of the row have nothing left to do. */
+/* The token list, the list of the likeliest tokens, is so short that a single block, the first of a row, draws the
+ * token from it. The other blocks of the row have nothing left to do. */
 
 /* The parameters of the filters and the draw, which work on the token list. target: for top-p, the target that the sum
  * of the masses of the kept tokens has to reach. */
@@ -61,7 +61,8 @@ typedef struct te__sample_rest {
     uint64_t seed, counter; /* of te_sampling */
 } te__sample_rest;
 
-/* Returns a random 64-bit integer u. The target of the draw is the total mass times u / 2^64. */
+/* Returns a random 64-bit integer u. The draw finds the token at which the sum of the masses reaches total * u / 2^64 +
+ * 1. */
 TE_FN uint64_t te__sample_uniform(const te__sample_rest *f) {
     uint32_t random[4];
     te_philox(random, f->seed, 0, TE__SAMPLE_STREAM, f->counter);
@@ -224,8 +225,8 @@ TE_FN int te__sample_draw_listed(const te__sample_row *r, te__sample_rest f, con
 
 /* ---- the kernel -------------------------------------------------------------------------------------------------- */
 
-/* Returns a bound for the keys key[lane] of the block's lanes: `count` lanes or slightly more have a key that is not
- * below the bound. largest: the largest of the keys. Called by the lanes of one warp. */
+/* Returns a bound such that at least `count` lanes of the block, and if possible at most count + count / 8, have
+ * key[lane] >= bound. largest: the largest of the keys. Called by the lanes of one warp. */
 TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count, const te_lanes *g) {
     enum { EACH = TE_SAMPLE_THREADS / TE__SAMPLE_WARP };
     const uint32_t enough = (uint32_t)count;
@@ -246,23 +247,23 @@ TE_FN uint32_t te__sample_bound(const uint32_t *key, uint32_t largest, int count
     }
     return bound;
 }
-/* Returns the number of lanes that each block passes to te__sample_bound. With this number, at least `count` lanes of
- * the row, and therefore at least `count` tokens, reach the bound. Returns 0 if the token list would become too
- * long. */
+/* Divides `count` among the blocks: returns how many lanes of each block have to reach the block's bound
+ * (te__sample_bound). Then at least `count` lanes of the row, and so at least `count` tokens, reach the smallest of
+ * these bounds. Returns 0 if the token list would become too long. */
 TE_FN int te__sample_bound_lanes(int count, const te__sample_team *t) {
     const int lanes = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && lanes <= t->g.count / 4 * 3 ? lanes : 0;
 }
-/* Returns the number of segments that each block passes to te__sample_segment_bound. With this number, at least `count`
- * tokens of the row reach the bound. Returns 0 if the token list would become too long or the row is short. */
+/* Like te__sample_bound_lanes, but for te__sample_segment_bound. Returns 0 if the token list would become too long or
+ * the row is short (te__sample_is_long). */
 TE_FN int te__sample_bound_segments(int count, const te__sample_row *r, const te__sample_team *t) {
     const int segments = te__sample_ceil(count, t->blocks);
     return count <= TE__SAMPLE_LIST / 2 && segments <= t->g.count * TE__SAMPLE_SEGMENTS / 4 * 3 &&
            te__sample_is_long(r) ? segments : 0;
 }
-/* Returns a bound for the largest keys of the segments of the block's lanes: `count` segments or slightly more reach
- * the bound. Called by all lanes of the block. Each iteration finds two bits of the bound: `tally` holds, in 16 bits
- * each, the numbers of segments that reach three candidates. */
+/* Returns a bound such that at least `count` segments of the block's lanes, and if possible at most count + count / 8,
+ * have a largest key that is not below the bound. Called by all lanes of the block. Each iteration finds two bits of
+ * the bound: `tally` holds, in 16 bits each, how many segments reach the bound if these two bits are 1, 2 or 3. */
 TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     uint32_t mine[TE__SAMPLE_SEGMENTS], bound = 0;
     TE_UNROLL for (int s = 0; s < TE__SAMPLE_SEGMENTS; s++) mine[s] = t->s->high[s * TE_SAMPLE_THREADS + t->g.id];
@@ -282,13 +283,14 @@ TE_FN uint32_t te__sample_segment_bound(int count, const te__sample_team *t) {
     }
     return bound;
 }
-/* lanes, segments: how many lanes or, if lanes is 0, how many segments of each block have to reach the bound for the
- * row's filters. lanes_top: how many lanes of each block have to reach the bound for te_sampling.top. 0 means that no
- * such bound is computed. */
+/* How many lanes or segments of each block have to reach a bound. The bound for top-k and top-p: `lanes` lanes
+ * (te__sample_bound) or, if lanes is 0, `segments` segments (te__sample_segment_bound). The bound for te_sampling.top:
+ * lanes_top lanes. If the number is 0, no such bound is computed. */
 typedef struct te__sample_bounds { int lanes, segments, lanes_top; } te__sample_bounds;
 /* After the first pass, exchanges the maxima and the bounds between the blocks of the row. best: this lane's largest
- * key with its token (te__sample_best); plain: this lane's largest plain key. Returns the maxima over the row, and the
- * smallest of the blocks' bounds. If `greedy` is 0, `best` of the result holds only the key and no token. */
+ * key with its token (te__sample_best); plain: this lane's largest key of the logits without mask and penalties.
+ * Returns the maxima over the row, and the smallest of the blocks' bounds. If `greedy` is 0, `best` of the result holds
+ * only the key and no token. */
 TE_FN te__sample_part te__sample_maxima(uint64_t best, uint32_t plain, te__sample_bounds bounds, int greedy,
                                         const te__sample_team *t) {
     te__sample_part p = {0, 0, 0, 0};
@@ -343,8 +345,8 @@ TE_FN float te__sample_log_prob(uint32_t key, uint32_t top, uint64_t mass) {
     const float d = key == top ? 0.0f : te__sample_logit(key) - te__sample_logit(top);
     return top == TE__SAMPLE_KEY_NAN || !mass ? NAN : d - logf((float)mass * 5.684341886080802e-14f); /* 2^-44 */
 }
-/* Stores the o->top likeliest tokens of the model, in order of descending probability. If the row's largest plain key
- * can be drawn, the token list contains all these tokens, and possibly other tokens. */
+/* Stores the o->top tokens with the largest logits before mask and penalties, the largest first. If the largest of
+ * these logits is neither NaN nor -infinity, the token list contains all these tokens, and possibly others. */
 TE_FN void te__sample_store_top(const te__sample_row *r, uint32_t raw_top, uint64_t mass, const te__sample_team *t) {
     const te_sampling *o = &r->a->of;
     const int64_t at = (int64_t)r->row * o->top;
@@ -392,7 +394,8 @@ TE_FN void te__sample_clear_list(const te__sample_team *t) {
     if (!t->g.id) t->s->listed = t->s->overflow = 0;
     te__sample_sync(t);
 }
-/* Computes the o->top likeliest tokens of the model. listed: 1 if the token list already contains these tokens. */
+/* Finds and stores the o->top tokens with the largest logits before mask and penalties. listed: 1 if the token list
+ * already contains these tokens. */
 TE_FN void te__sample_find_top(te__sample_pass *p, int listed, uint32_t raw_top, uint64_t mass,
                                te__sample_calls calls) {
     const te__sample_row row = p->row;
@@ -433,7 +436,7 @@ TE_FN int te__sample_make_list(te__sample_pass *p, te__sample_rest *f, te__sampl
                                te__sample_calls calls) {
     if (f->top_k) te__sample_cut(p, k, calls);
     if (f->top_p >= 1.0f) return 0;
-    /* list all tokens whose keys have a first digit that is not below the first digit of top-p's cut */
+    /* list all tokens whose key's first digit is at least that of top-p's cut */
     p->selection = te__sample_key_selection(TE__SAMPLE_MASS, 0, 0, f->target), p->selection.end = 1;
     calls.select(p);
     const te__sample_found found = p->found;
@@ -497,9 +500,9 @@ TE_FN void te__sample_body(const te__sample_args *a, te_block b, te__sample_shar
     const int usable = te__sample_is_usable(r.top), draws = usable && !greedy;
     int token = usable ? te__sample_best_token(top.best) : -1;
 
-    /* The token list will contain the tokens whose key is at least least_k, which are all tokens that the filters keep.
-     * Only top-p may keep more tokens, which te__sample_list_suffices checks. If least_k is 0, no list is made, because
-     * the filters may keep too many tokens. */
+    /* The token list will contain all tokens whose key is at least least_k. These include all tokens that the filters
+     * keep, except perhaps with top-p alone, where te__sample_list_suffices checks this. If the filters may keep too
+     * many tokens, least_k is 0, and no list is made for them. */
     te__sample_selection k = te__sample_key_selection(TE__SAMPLE_COUNT, 0, 0,
                                                       te__sample_wish_of(0, (uint64_t)f.top_k));
     uint32_t least_k = draws && bounded ? top.bound_k : 0;

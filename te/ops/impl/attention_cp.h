@@ -1,7 +1,7 @@
 /* attention_cp.h -- attention over sequences that are split over the ranks of a context group (te/context_parallel.h),
  * in the forms gather and ring. The form all_to_all is in attention_cp_heads.h.
  *
- * With n ranks a sequence is split into 2 n chunks of the same length. Rank r has chunks r and 2 n - 1 - r
+ * With n ranks a sequence is split into 2 * n chunks of the same length. Rank r has chunks r and 2 * n - 1 - r
  * (te_cp_position), so that under a causal mask all ranks have the same work. The sequences of a batch are processed
  * one after the other. The kernels are those of cross-attention. In one launch the queries are rows of one of this
  * rank's chunks, and the keys are consecutive rows. The causal mask of these kernels puts the last query at the
@@ -31,12 +31,12 @@ enum { TE_CP_THREADS = TE_CUDA ? 256 : 1, TE_CP_VECTORS = 1024 }; /* TE_CP_VECTO
                                                                    * that one block computes */
 
 /* Computes y = x[0] + x[1] + .. or, with `accumulate`, y = y + x[0] + .., added in f32 in this order. With a single x,
- * the kernel copies x to y. The rows of x and of y may have different distances, so the kernel can copy some columns of
- * a wider matrix. */
+ * the kernel copies x to y. x and y may have different row strides, so the kernel can copy some columns of a wider
+ * matrix. */
 typedef struct te_cp_sum_args {
     void *y;
     const void *x[TE_CP_MAX_RANKS];
-    int64_t y_width, x_width; /* the distance between two rows, in elements */
+    int64_t y_width, x_width; /* the row strides, in elements */
     int rows, cols, count, accumulate, aligned;
     te_dtype y_dtype, x_dtype;
 } te_cp_sum_args;
@@ -61,9 +61,9 @@ TE_FN void te__cp_sum_block(const te_cp_sum_args *a, te_block b) {
 TE_KERNEL(te_cp_sum, TE_CP_THREADS, te_cp_sum_args, te__cp_sum_block(te_args, te_at))
 
 /* Merges the attention output of one block of keys (part) into the merged output of all earlier blocks (O):
- *     lse' = log(exp(lse) + exp(part_lse)), O' = exp(lse - lse') O + exp(part_lse - lse') part */
+ *     lse' = log(exp(lse) + exp(part_lse)), O' = exp(lse - lse') * O + exp(part_lse - lse') * part */
 typedef struct te_cp_merge_args {
-    float *sum;            /* [rows, heads * dim]: O, the merged output of the earlier blocks, is replaced by O' */
+    float *sum;            /* [rows, heads * dim]: on entry O, the merged output of the earlier blocks; on return O' */
     const float *lse;      /* [heads, rows]: the log-sum-exp over the earlier blocks */
     const void *part;      /* [part_rows, heads * dim]: the output of this block for rows part_first to part_first +
                             * part_rows - 1. The queries of all other rows see no key of this block */
@@ -121,11 +121,11 @@ typedef struct te__cp_call {
     size_t size; /* bytes of an element */
     int is_backward;
     char *q;                 /* [L, Q] */
-    char *kv;                /* gather: [n L, KV], keys and values in the order of their positions; later the partial
+    char *kv;                /* gather: [n * L, KV], keys and values in the order of their positions; later the partial
                               * gradients that this rank receives. ring: blocks [L, KV] (te__cp_block) */
-    char *dkv;               /* backward: the gradient of keys and values. gather: [n L, KV], the part that this rank's
-                              * second chunk of queries contributes; ring: [L, KV], the part of one launch */
-    char *dkv_first;         /* gather, backward: [n L, KV], the part that this rank's first chunk of queries
+    char *dkv;               /* backward: the gradient of keys and values. gather: [n * L, KV], the part that this
+                              * rank's second chunk of queries contributes; ring: [L, KV], the part of one launch */
+    char *dkv_first;         /* gather, backward: [n * L, KV], the part that this rank's first chunk of queries
                               * contributes */
     char *dq;                /* backward: [L, Q] */
     float *dq_sum, *dkv_sum; /* ring, backward: dq_sum is the sum of dq, [L, Q]; dkv_sum consists of blocks of [L, KV]
@@ -217,7 +217,7 @@ typedef struct te__cp_range {
 } te__cp_range;
 TE_API te__cp_range te__cp_keys_of(const te__cp_call *c, int chunk) {
     te__cp_range s;
-    const int64_t first = (int64_t)chunk * c->chunk - c->left; /* the position of the first key that is seen */
+    const int64_t first = (int64_t)chunk * c->chunk - c->left; /* the first key that the first query sees */
     s.first = c->left < 0 || first < 0 ? 0 : (int)(first / c->chunk);
     s.end = c->is_causal ? chunk + 1 : 2 * c->n;
     return s;
@@ -391,7 +391,7 @@ TE_API void te__cp_ring_pieces(te__cp_pieces *p, const te__cp_call *c, int t) {
 /* ---- ring with a window ------------------------------------------------------------------------------------------ */
 
 /* Returns the largest distance, in chunks, between a chunk of queries and a chunk with keys inside the window of these
- * queries. In a ring with a window, the last step has this number. */
+ * queries. This is also the number of the last step of a ring with a window. */
 TE_API int te__cp_last_distance(const te__cp_call *c) {
     return (int)te_min(te_ceil_div(c->left, te_max(1, c->chunk)), 2 * c->n - 1);
 }
@@ -399,8 +399,8 @@ TE_API int te__cp_last_distance(const te__cp_call *c) {
  * queries sees. */
 TE_API int te__cp_first_key(const te__cp_call *c, int d) { return (int)te_max(0, (int64_t)d * c->chunk - c->left); }
 /* Adds to p the launches of step d, in which the keys are d chunks before the queries. Query i of the chunk sees the
- * keys from row i + d * chunk - left on. The pairs (query, visible key) form a triangle (kernel edge), or the whole
- * square (kernel rest), or a triangle and two rectangles (three launches). */
+ * keys from row i + d * c->chunk - c->left on. The pairs (query, visible key) form a triangle (kernel edge), or the
+ * whole square (kernel rest), or a triangle and two rectangles (three launches). */
 TE_API void te__cp_window_pieces(te__cp_pieces *p, const te__cp_call *c, int d) {
     const int first = te__cp_first_key(c, d);               /* the first row that query 0 sees */
     const int64_t beyond = c->left - (int64_t)d * c->chunk; /* the last query that sees all keys; below 0 if no query

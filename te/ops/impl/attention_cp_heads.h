@@ -34,8 +34,8 @@ typedef struct te_cp_heads_args {
     void *rows;   /* [batch, 2, chunk, row_width]: this rank's rows */
     void *others; /* [ranks, batch, heads, 2, chunk, unit_width]: others[r]: this rank's rows of the heads that rank r
                    * has, in the layout of units */
-    void *units;  /* [batch, heads, 2 ranks, chunk, unit_width]: this rank's units. The kernel accesses only those rows
-                   * of the units that are this rank's rows */
+    void *units;  /* [batch, heads, 2 * ranks, chunk, unit_width]: this rank's units. The kernel accesses only those
+                   * rows of the units that are this rank's rows */
     te_cp_columns columns;
     int batch, chunk, heads, rank, ranks; /* heads: number of kv heads of a rank */
     int to_units, aligned;                /* to_units: 1 to copy from rows to units, 0 to copy from units to rows */
@@ -91,8 +91,9 @@ typedef struct te__cp_heads_call {
     int heads, group;              /* heads: number of kv heads of this rank; group: number of query heads for each kv
                                     * head */
     int has_varlen;                /* 1 if the kernels were compiled with the option varlen */
-    char *others;                  /* te_cp_heads_args.others of one tensor */
-    char *qkv, *out, *dout, *dqkv; /* te_cp_heads_args.units of four tensors; dout and dqkv only in backward */
+    char *others;                  /* memory for te_cp_heads_args.others, of one tensor at a time */
+    char *qkv, *out, *dout, *dqkv; /* the units (te_cp_heads_args.units) of these four tensors; dout and dqkv: only in
+                                    * backward */
 } te__cp_heads_call;
 /* Exchanges chunks of units (a unit is one kv head of one sequence) between the rank that has the rows and the rank
  * that has the head. With is_back 0, chunks are sent from h->others to the `units` of other ranks; with is_back 1, from

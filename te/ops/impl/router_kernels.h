@@ -29,8 +29,8 @@ typedef struct te_routing {
     float *weight;    /* [tokens, top_k]: the weights of each token's experts, in the order of the choice */
     int32_t *expert;  /* [tokens, top_k] */
     int32_t *row;     /* [tokens, top_k]: the routed rows of the token */
-    int32_t *slot;    /* [tokens * top_k], the inverse of `row`: for a routed row that belongs to the j-th expert of a
-                       * token, token * top_k + j */
+    int32_t *slot;    /* [tokens * top_k], the inverse of `row`: slot[row[i]] = i, where i is token * top_k + j for the
+                       * j-th expert of a token */
     int32_t *offset;  /* [experts + 1]: expert e has the routed rows offset[e] to offset[e + 1] - 1 */
     int first, count; /* this rank has the experts first to first + count - 1, and computes only the rows of these
                        * experts */
@@ -130,9 +130,8 @@ typedef struct te_router_args {
 } te_router_args;
 
 /* The numbers of warps and of threads of a block of te_router_choose. A warp processes its tokens one after the other,
- * so in decoding the kernel takes the time of one token times the tokens of a warp. With 32 warps each warp has two of
- * the 64 tokens of a chunk. With more than 256 experts a block has fewer warps, because a thread needs more
- * registers. */
+ * so in decoding the kernel's time grows with the number of tokens of a warp. With 32 warps each warp has two of the 64
+ * tokens of a chunk. With more than 256 experts a block has fewer warps, because a thread needs more registers. */
 #define TE__CHOOSE_WARPS(experts) ((int)(experts) <= 256 ? (int)TE_ROUTER_MAX_WARPS : (int)TE_ROUTER_WARPS)
 #define TE__CHOOSE_THREADS(experts) ((int)TE_ROUTER_LANES * TE__CHOOSE_WARPS(experts))
 /* The number of experts of a lane. */
@@ -242,8 +241,8 @@ TE_FN float te__router_score(const te_router_row *t, float logit, int score) {
     return score == TE_SCORE_sigmoid ? te_sigmoid(logit) : logit;
 }
 /* Replaces w, the scores of a token's chosen experts, by their weights. A lane holds the weights of up to `own`
- * choices: the choices g->id, g->id + the number of lanes, and so on. Elements of w after the last choice are 0, or
- * -infinity for softmax_of_chosen. */
+ * choices: the choices g->id, g->id + the number of lanes, and so on. On entry, elements of w after the last choice are
+ * 0, or -infinity for softmax_of_chosen. */
 TE_FN void te__router_weigh(float *w, const int own, const te_router_options o, te_router_score score, float nan,
                             te_lanes *g) {
     const int divides = o.renormalise || score == TE_SCORE_softmax_of_chosen;
@@ -370,8 +369,8 @@ TE_FN void te_router_choose(const te_router_args *a, te_block b, const te_router
     te_block_sync();
     if (!exchanges) te__router_count(a, b, chosen, n, o.experts, o.top_k, threads);
 }
-/* If the router exchanges rows, counts the tokens of each expert in TE_ROUTER_CHUNK tokens, after every rank has
- * received the choices of all ranks. */
+/* Used if the router exchanges rows, after every rank has received the choices of all ranks: a block counts, among
+ * TE_ROUTER_CHUNK tokens, the tokens of each expert. */
 TE_FN void te_router_count_chosen_body(const te_router_args *a, te_block b) {
     TE_SHARED uint64_t chosen[TE_ROUTER_MAX_EXPERTS];
     int none;
@@ -463,10 +462,11 @@ TE_FN void te__router_score_gradients(float *d, float *s, const te_router_option
     }
     TE_UNROLL for (int j = 0; j < o.top_k; j++) d[j] *= o.factor, sum += s[j], along += d[j] * s[j];
     sum += 1e-20f;
-    /* w = s / sum, so ds = (dw - sum over the chosen of dw w) / sum */
+    /* w = s / S, where S is the sum of s over the chosen experts. So ds = (dw - D) / S, where D is the sum of dw * w
+     * over the chosen experts */
     const int divides = o.renormalise || o.score == TE_SCORE_softmax_of_chosen;
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (divides) d[j] = (d[j] - along / sum) / sum;
-    /* s = exp(logit - max), so dlogit = ds s */
+    /* s = exp(logit - max), so dlogit = ds * s */
     TE_UNROLL for (int j = 0; j < o.top_k; j++) if (o.score == TE_SCORE_softmax_of_chosen) d[j] *= s[j];
 }
 /* Computes dlogits from the gradients of the weights, and adds the gradients of the options aux_loss and z_loss. A warp
@@ -494,7 +494,7 @@ TE_FN void te_router_gradient(const te_router_args *a, te_block b, const te_rout
     /* The derivative of the loss aux_loss with respect to p_e, this token's softmax score of expert e, is `share` times
      * the number of rows of expert e. */
     const float scale = a->at.first ? 0.0f : a->loss_scale; /* if there are several ranks, only the first rank adds the
-                                                             * gradients of these losses */
+                                                             * gradients of aux_loss and z_loss */
     const float share = o.aux_loss * (float)o.experts * scale / ((float)a->all_tokens * (float)o.top_k);
     const float z = 2.0f * o.z_loss * scale * (t.max + logf(t.sum));
     TE_UNROLL for (int v = 0; v < values; v++) {

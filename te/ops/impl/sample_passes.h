@@ -21,7 +21,8 @@ TE_FN te__sample_digit te__sample_digit_of(int level, uint32_t prefix) {
     d.shift = level == 0 ? 21 : level == 1 ? 10 : 0, d.bits = level == 2 ? 10 : 11, d.prefix = prefix;
     return d;
 }
-/* The target sum of a selection: fraction / 2^64 of the histogram's total, plus amount, clamped to [1, total]. */
+/* The target sum of a selection: total * fraction / 2^64 + amount, clamped to [1, total], where `total` is the sum of
+ * the histogram. */
 typedef struct te__sample_wish { uint64_t fraction, amount; } te__sample_wish;
 TE_FN te__sample_wish te__sample_wish_of(uint64_t fraction, uint64_t amount) {
     te__sample_wish w;
@@ -84,9 +85,9 @@ typedef struct te__sample_pass {
 typedef struct te__sample_calls { void (*pass)(te__sample_pass *p), (*select)(te__sample_pass *p); } te__sample_calls;
 
 /* Runs a pass over this block's vectors. All lanes of a warp read vectors of the same chunk. In a pass that sums masses
- * by the first digit of the keys, a mass below least_mass is added to bin 0 instead of its own bin. The histogram's
- * total remains right, and the selected key lies in a larger bin. Memory traffic: reads the logits and, if used,
- * history and masks. */
+ * by the first digit of the keys, a mass below least_mass is added to bin 0 instead of its own bin. This changes
+ * neither the histogram's total nor the key that is selected, whose mass is at least least_mass. Memory traffic: reads
+ * the logits and, if used, history and masks. */
 TE_FN void te__sample_run_pass(te__sample_pass *p, int width, te_dtype dtype) {
     te__sample_row row = p->row;
     const te__sample_team team = p->team, *const t = &team;
@@ -234,8 +235,8 @@ TE_FN void te__sample_select(te__sample_pass *p, int width, te_dtype dtype, void
     row.width = width, row.dtype = dtype;
     const int bins = s.of_tokens ? te__sample_ceil(row.vectors, TE__SAMPLE_CHUNK) : (int)TE__SAMPLE_BINS;
     p->kind = s.of_tokens ? TE__SAMPLE_TOKENS : TE__SAMPLE_KEYS, p->sum = s.sum;
-    /* For 16-bit logits without penalties, the last ten bits of a key are determined by the logit's sign, so the last
-     * digit needs no pass. */
+    /* A 16-bit logit, converted to a float, ends in ten zero bits. So without penalties the last ten bits of a key are
+     * determined by the logit's sign, and the last digit needs no pass. */
     const int from_16_bits = te_dtype_bytes(dtype) == 2 && !row.penalised;
     const int end = s.end == 3 && !s.of_tokens && from_16_bits ? 2 : s.end;
     TE_UNROLL_1 for (int level = s.level; level < end; level++) {

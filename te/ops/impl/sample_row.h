@@ -26,8 +26,8 @@ enum {
     TE__SAMPLE_WARP = TE_CUDA ? 32 : 1,
     TE__SAMPLE_MAX_BLOCKS = 8, /* the largest number of blocks of a row: the largest portable size of a cluster */
     TE__SAMPLE_BINS = 2048,  /* number of bins of a histogram: one for each value of an 11-bit digit */
-    TE__SAMPLE_LIST = 2048,  /* capacity of the token list, in shared memory: the tokens that the filters may still
-                              * keep */
+    TE__SAMPLE_LIST = 2048,  /* capacity of the token list, which is in shared memory and holds the tokens that the
+                              * filters may keep */
     /* number of segments into which each lane divides its vectors in the first pass; the lane stores the largest key of
      * each segment */
     TE__SAMPLE_SEGMENTS = TE_CUDA ? TE__SAMPLE_BINS / TE_SAMPLE_THREADS : 1,
@@ -67,11 +67,12 @@ typedef struct te__sample_found {
 typedef struct te__sample_part {
     uint64_t best;               /* the largest key and the token that has it (te__sample_best) */
     uint32_t raw;                /* the largest key of the plain logits, without mask and penalties */
-    uint32_t bound_k, bound_top; /* the results of te__sample_bound for top-k and for te_sampling.top */
+    uint32_t bound_k, bound_top; /* lower bounds for the keys of the token list (te__sample_bound): bound_k for top-k or
+                                  * top-p, bound_top for te_sampling.top */
 } te__sample_part;
 
 /* The shared memory of a block. The sum of bin b of its histogram is low[b] + 2^32 * high[b]. In passes without a
- * histogram, `low` holds the numbers of those vectors that have tokens for the token list (te__sample_note), and
+ * histogram, `low` holds the indices of those vectors that have tokens for the token list (te__sample_note), and
  * `high`, as [segment, lane], holds the largest key of each segment of each lane (te__sample_first_pass). */
 typedef struct te__sample_shared {
     uint32_t low[TE__SAMPLE_BINS], high[TE__SAMPLE_BINS];
@@ -312,8 +313,9 @@ TE_FN te__sample_row te__sample_row_of(const te__sample_args *a, const te__sampl
     te__sample_row r;
     r.a = a, r.row = row, r.at = (int64_t)row * width, r.width = width, r.dtype = dtype;
     r.first = te_first_column(r.at, width), r.vectors = (width - r.first + 7) / 8;
-    /* A warp reads 32 consecutive vectors. The next 32 are read by a warp of the next block, so that all blocks have
-     * tokens of all parts of the vocabulary. This keeps the result of te__sample_bound close to the cut. */
+    /* A warp reads 32 consecutive vectors. The next 32 are read by a warp of the next block, so that every block has
+     * tokens of all parts of the vocabulary. Then the bounds of the blocks (te__sample_bound) are similar, and the
+     * token list holds few tokens that the filters do not keep. */
     const int warp = t->g.id / TE__SAMPLE_WARP, lane = t->g.id % TE__SAMPLE_WARP;
     r.begin = (warp * t->blocks + t->rank) * TE__SAMPLE_WARP + lane, r.stride = t->g.count * t->blocks;
     r.loads = te__sample_ceil(r.vectors, r.stride * TE__SAMPLE_AHEAD(dtype));
@@ -446,8 +448,8 @@ TE_FN void te__sample_amounts(uint64_t amount[8], const te__sample_row *r, const
 /* ---- the passes over plain logits -------------------------------------------------------------------------------- */
 
 /* The kernel's code barely fits the instruction cache, so code that few rows need is not inlined in the loops that all
- * rows run. The first and the second pass read only the plain logits. Keys after mask and penalties, histograms and,
- * for unusual rows, the token list are computed in separate passes, which share one loop, te__sample_run_pass. */
+ * rows run. The first and the second pass read only the plain logits. Everything else, such as keys after mask and
+ * penalties and histograms, is computed by separate passes, which share one loop, te__sample_run_pass. */
 
 /* Prefetch the vectors of load number i to the L2, because the loads in flight alone do not hide the latency of
  * DRAM. */
@@ -543,9 +545,9 @@ TE_FN void te__sample_append_noted(const te__sample_row *r, uint32_t least, cons
     TE_UNROLL_1 for (uint32_t i = (uint32_t)t->g.id; i < noted; i += (uint32_t)t->g.count)
         te__sample_append(r, (int)t->s->low[i], least, t);
 }
-/* The second pass. Returns this lane's sum of the masses of the plain logits, whose largest key is raw_top. Appends the
- * tokens whose plain keys are at least `least` to the token list or, if `least` is 0, no tokens. *h: the vectors of
- * load 0. */
+/* The second pass. Returns this lane's sum of the masses of the plain logits (without mask and penalties), whose
+ * largest key is raw_top. Appends the tokens whose plain keys are at least `least` to the token list or, if `least` is
+ * 0, no tokens. *h: the vectors of load 0. */
 TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *r, uint32_t raw_top, uint32_t least,
                                       const te__sample_team *t) {
     const te__sample_row plain = te__sample_raw_row(*r, raw_top);
@@ -575,14 +577,15 @@ TE_FN uint64_t te__sample_second_pass(te__sample_held *h, const te__sample_row *
     return sum;
 }
 
-/* Returns whether row r is plain: the row has no mask and no penalties, and the filters keep all tokens that can be
- * drawn. te__sample_plain_chunks computes the sums of plain rows. */
+/* Returns whether row r is plain: the row has no mask and no penalties, the filters keep all tokens that can be drawn,
+ * and neither the largest logit nor the temperature is (nearly) infinite. te__sample_plain_chunks computes the sums of
+ * plain rows. */
 TE_FN int te__sample_is_plain(const te__sample_row *r, te__sample_sum sum) {
     return !r->penalised && !r->allowed && (sum == TE__SAMPLE_MASS || !r->min_mass) &&
            r->cut_key == TE__SAMPLE_KEY_MINUS_INF && te__sample_logit(r->top) < INFINITY && r->lowest > -FLT_MAX;
 }
-/* For plain rows (te__sample_is_plain): adds the masses to a histogram of the chunks of vectors in which the tokens
- * lie, as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
+/* For plain rows (te__sample_is_plain): adds each token's mass to a histogram that has a bin for each chunk of vectors,
+ * as te__sample_run_pass does for all rows. All lanes of a warp read vectors of the same chunk. */
 TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_team *t) {
     te__sample_held held, *const h = &held;
     const float top = te__sample_logit(r->top);
@@ -595,8 +598,8 @@ TE_FN void te__sample_plain_chunks(const te__sample_row *r, const te__sample_tea
             te_vec8_floats(x, &h->e[j], te__sample_format(r));
             TE_UNROLL for (int k = 0; k < 8; k++)
                 te__sample_add_exp2(&sums, te__sample_at_least(x[k] - top, r->lowest), r->scale);
-            sums = te__sample_without_offsets(sums, 8); /* high is at most 2^23, low at most 2^25 in magnitude, so the
-                                                         * sums of a warp do not overflow */
+            sums = te__sample_without_offsets(sums, 8); /* high is at most 2^23 and low at most 2^25 in magnitude, so
+                                                         * the sums over the 32 lanes of a warp do not overflow */
             sums.high = te_warp_sum_u32(sums.high), sums.low = te_warp_sum_u32(sums.low);
             if (lane == 0 && sums.high | sums.low)
                 te__sample_add(t->s, te__sample_vector(r, i, j) / TE__SAMPLE_CHUNK, te__sample_mass_of_sums(sums));
