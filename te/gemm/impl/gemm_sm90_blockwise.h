@@ -13,9 +13,9 @@
  * each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
  * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
- * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
- * multiply-adds and some 120 other instructions. Two warps share a scheduler, so their instructions fill 500 of its
- * 1024 issue slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
+ * Flops: 2 * m * n * k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128
+ * fused multiply-adds and some 120 other instructions. Two warps share a scheduler, so their instructions fill 500 of
+ * its 1024 issue slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
@@ -65,10 +65,11 @@ typedef struct te__sm90_blockwise_params {
      * are stored as [steps, rows]. Scales of 128 x 128 elements are stored as [rows / 128, steps], and copied by TMA in
      * boxes of [2, 4] */
     CUtensorMap m_scales_map, n_scales_map;
-    void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
+    void *d;          /* the output D: [m, n]; for a wgrad [n, m], because gemm.m and gemm.n are swapped for a wgrad */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
     const void *bias; /* [n], the bias; null if there is none, and always null for a wgrad (weight gradient) */
-    te_grouped groups; /* grouped products only: their groups; gemm.n and gemm.k are then those of one product */
+    te_grouped groups; /* used for grouped GEMMs only: describes the groups. gemm.n and gemm.k are then n and k of one
+                        * group's GEMM */
 } te__sm90_blockwise_params;
 
 /* What the kernel computes; the kinds differ in the scales of B, in the output, or in how the tiles are found. */
@@ -86,13 +87,15 @@ typedef struct te__sm90_blockwise_barriers {
 
 /* ---- the tiles --------------------------------------------------------------------------------------------------- */
 
-/* A tile of D. number: which one of the cluster tiles; x, y: its first element. The other members are those of grouped
- * products. end: one past the last row of the tile's group, or of the cluster tile if that is less. scale_row: where
- * the scale of row y lies. b_row, b_step: the first row and the first step of the weight of the group, among those of
- * all groups: in forward the groups' weights lie one below the other, in dgrad (b is transposed) side by side. */
+/* A block's tile of D. number: the index of the cluster tile to which the tile belongs; x, y: the first column and the
+ * first row of the tile. The other members are used for grouped GEMMs only. end: the last row of the cluster tile that
+ * belongs to the tile's group, plus 1. scale_row: the index of the scale of row y of A (te__grouped_scale_at). b_row,
+ * b_step: where the weight of the group begins in b. In forward the weights of the groups lie one below the other, and
+ * b_row is the index of the first row. In dgrad b is transposed, so the weights lie side by side, and b_step is the
+ * index of the first block of 128 columns. */
 typedef struct te__sm90_blockwise_tile { int number, x, y, end, scale_row, b_row, b_step; } te__sm90_blockwise_tile;
 
-/* Sets the members of *t, for t->number; returns 0 if there is no tile of this number (te__grouped_find). */
+/* Computes all other members of *t from t->number; returns 0 if no tile has this number (te__grouped_find). */
 TE_FN int te__sm90_blockwise_locate(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
     if (kind != TE_BLOCKWISE_GROUPED) {
         te__sm90_gemm_work w;
@@ -108,13 +111,14 @@ TE_FN int te__sm90_blockwise_locate(te__sm90_blockwise_tile *t, const te__sm90_b
     t->b_row = is_forward ? at.e * g->out : 0, t->b_step = is_forward ? 0 : at.e * (g->out / TE_FP8_BLOCK);
     return at.first < at.end;
 }
-/* The number of steps of a tile. Grouped products have TE_SM90_BLOCKWISE_UNROLL at least; behind the end of k the
- * operands are zeros. */
+/* Returns the number of steps of a tile, which for grouped GEMMs is at least TE_SM90_BLOCKWISE_UNROLL. If k has fewer
+ * steps, the operands of the additional steps are zeros. */
 TE_FN int te__sm90_blockwise_step_count(const te__sm90_blockwise_params *p, const int kind) {
     const int steps = (p->gemm.k + TE_TILE_K - 1) / TE_TILE_K;
     return kind == TE_BLOCKWISE_GROUPED && steps < TE_SM90_BLOCKWISE_UNROLL ? (int)TE_SM90_BLOCKWISE_UNROLL : steps;
 }
-/* Sets *t to the first tile of this cluster from t->number on that exists; returns 0 if there is none. */
+/* Sets *t to the first existing tile among this cluster's tiles from number t->number on; returns 0 if none of them
+ * exists. */
 TE_FN int te__sm90_blockwise_seek(te__sm90_blockwise_tile *t, const te__sm90_blockwise_params *p, const int kind) {
     while (t->number < p->gemm.tiles && !te__sm90_blockwise_locate(t, p, kind))
         t->number += (int)gridDim.x / TE_CLUSTER;
@@ -136,10 +140,10 @@ typedef struct te__sm90_blockwise_consumer {
                                     * this lane's first row of D */
     te__sm90_pipeline_state at;
     /* has_tile: 1 if the lane's sums belong to the tile of D whose first element is at (x, y), 0 if no tile was begun
-     * yet. end: the index of the first row of D behind the rows that are stored; used only for grouped GEMMs */
+     * yet. end: used for grouped GEMMs only; the index of the last row of D that is stored, plus 1 */
     int x, y, end, has_tile;
     /* the bias of the tile's 256 columns, spread over the warp's lanes: each lane holds four words of two columns, and
-     * bias[j] has column 2 (32 j + lane) and the next column */
+     * bias[j] has column 2 * (32 * j + lane) and the next column */
     uint32_t bias[4];
 } te__sm90_blockwise_consumer;
 
@@ -208,8 +212,8 @@ TE_FN void te__sm90_blockwise_load_row_scales(te__sm90_blockwise_accumulator *s,
     TE_UNROLL for (int h = 0; h < 2; h++) s->row_scale[h] = te__lds_float(at + 32 * h);
 }
 /* Promote a subtile: multiply the tensor cores' sums over 128 elements of k by their scales, and add them to the sums
- * in f32. A lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the 16 x
- * 64 elements of its warp. */
+ * in f32. A lane's d[4 * j + 2 * h + e] is the element in row lane / 4 + 8 * h and column 8 * j + 2 * (lane % 4) + e of
+ * the 16 x 64 elements of its warp. */
 TE_FN void te__sm90_blockwise_promote(te__sm90_blockwise_accumulator *s, const int subtile, const int wgrad) {
     float *d = s->partial[subtile % 2], *sum = s->sum[subtile];
     te__sm90_blockwise_pin(d);
@@ -238,7 +242,7 @@ TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te
         g->bias[j] = p->bias && col < p->gemm.n ? __ldg((const uint32_t *)p->bias + col / 2) : 0;
     }
 }
-/* Returns the bias of this lane's two columns among the eight columns 8 t to 8 t + 7 of the tile. */
+/* Returns the bias of this lane's two columns among the eight columns 8 * t to 8 * t + 7 of the tile. */
 TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype,
                                           const int kind) {
     if (kind == TE_BLOCKWISE_GROUPED) return make_float2(0, 0);
@@ -293,8 +297,8 @@ TE_FN void te__sm90_blockwise_store_tile(const te__sm90_blockwise_params *p, con
     else te__sm90_blockwise_store_sixteen(p, s, g, kind);
 }
 /* Store the sums of the previous tile, if there is one, to D; then begin the tile t: load its bias and set the sums to
- * 0. Only the tile of grouped products is located yet. That of one product is located here, while the tensor cores are
- * busy. */
+ * 0. For grouped GEMMs the caller has computed the members of t. For a single GEMM only t.number is set; the other
+ * members are computed here, while the tensor cores are busy. */
 TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                         te__sm90_blockwise_consumer *g, te__sm90_blockwise_tile t, const int kind) {
     if (kind != TE_BLOCKWISE_GROUPED) (void)te__sm90_blockwise_locate(&t, p, kind);
@@ -316,9 +320,9 @@ TE_FN void te__sm90_blockwise_next_tile(const te__sm90_blockwise_params *p, te__
  *
  * ptxas keeps this pipeline only if no wgmma is in flight at the end of a loop body. Therefore a loop body has several
  * steps (TE_SM90_BLOCKWISE_UNROLL); at the end of a body this warpgroup's pipeline drains, and the tensor cores compute
- * for the other warpgroup only. next: not null for the first steps of this tile: in these the previous tile is stored
- * from its registers while the tensor cores compute the first two subtiles. (A wgrad has too few registers for this;
- * there the previous tile is stored before the first step of the next one.) */
+ * for the other warpgroup only. next: this tile if `step` is its first step, else null. If it is not null, the previous
+ * tile is stored while the tensor cores compute the first two subtiles of this tile. For a wgrad `next` is always null,
+ * because there are too few registers: the caller stores the previous tile before the first step. */
 TE_FN void te__sm90_blockwise_steps(const te__sm90_blockwise_params *p, te__sm90_blockwise_accumulator *s,
                                     te__sm90_blockwise_consumer *g, const te__sm90_blockwise_tile *next, int step,
                                     const int count, const int kind) {
@@ -381,7 +385,8 @@ TE_FN void te__sm90_blockwise_consume(const te__sm90_blockwise_params *p, uint32
     for (; t.number < p->gemm.tiles; t.number += (int)gridDim.x / TE_CLUSTER) {
         if (kind == TE_BLOCKWISE_GROUPED && !te__sm90_blockwise_seek(&t, p, kind)) break;
         const int b_step = kind == TE_BLOCKWISE_GROUPED ? t.b_step : 0;
-        /* Without this the compiler moves the accumulators from tile to tile, between wgmma. */
+        /* These stores tell the compiler that the accumulators' old values are not needed. Without these stores the
+         * compiler copies the accumulators between wgmma instructions. */
         TE_UNROLL for (int i = 0; kind == TE_BLOCKWISE_GROUPED && i < TE_SM90_BLOCKWISE_SUBTILE / 2; i++)
             s.partial[0][i] = s.partial[1][i] = 0;
         int step = wgrad ? 0 : TE_SM90_BLOCKWISE_UNROLL;
@@ -413,7 +418,8 @@ TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, con
     /* the half of the N operand that this block loads */
     const int half = (int)blockIdx.x % TE_CLUSTER * (TE_TILE_N / TE_CLUSTER);
     const int b_row = t->x + (grouped ? t->b_row : 0), b_step = step + (grouped ? t->b_step : 0);
-    /* Behind the end of k, B's columns would be those of the next group; TMA fills places behind the tensor with 0. */
+    /* In a step behind the end of k the columns of b belong to the next group. Such a step loads b from column 2^30 on
+     * instead, which lies outside the tensor, so TMA fills in zeros. */
     const int b_col = grouped && step * TE_TILE_K >= h->k ? 1 << 30 : b_step * TE_TILE_K;
     te__barrier_arrive_expect_tx(bar, TE_SM90_BLOCKWISE_N_SCALES + (wgrad ? TE_TILE_N * 4 : 2 * 16));
     te__tma_load(stage, &h->a_map, step * TE_TILE_K, t->y, bar, 0);
@@ -426,8 +432,8 @@ TE_FN void te__sm90_blockwise_load_stage(const te__sm90_blockwise_params *p, con
     else te__tma_load(stage + TE_SM90_BLOCKWISE_N_SCALES, &p->n_scales_map, b_step & ~3, b_row / 128, bar, 0);
 }
 /* What the producer runs: it fills the stages with both operands and their scales by TMA, for all tiles of the block.
- * One thread runs it or, for grouped products, a warp, which searches the tiles together (te__grouped_find), and of
- * which the thread with `loads` fills the stages. */
+ * One thread runs this function. For grouped GEMMs a whole warp runs it, because te__grouped_find needs all lanes; only
+ * the lane whose `loads` is 1 then fills the stages. */
 TE_FN void te__sm90_blockwise_produce(const te__sm90_blockwise_params *p, uint32_t ring, uint32_t full, int loads,
                                       const int kind) {
     const int steps = te__sm90_blockwise_step_count(p, kind);
