@@ -17,7 +17,7 @@
  *
  * The kernel for the last one to three rows of D: each warp computes one column of these rows. To compute column j, a
  * warp reads row j of B, 16 bytes per lane at a time, and the last rows of A. Lower bound of its time: B is read once,
- * n k bytes, at the memory bandwidth.
+ * n * k bytes, at the memory bandwidth.
  */
 #ifndef TE_GEMM_BLOCKWISE_H
 #define TE_GEMM_BLOCKWISE_H

@@ -8,9 +8,9 @@
  *
  * On compute capability 10.x and 12.x cuBLASLt runs the GEMM, on tensor cores of these formats. CI compiles this call
  * of cuBLASLt, but it has never run. On other GPUs and on the host a slow plain kernel computes each element of D by a
- * loop over k. It reads operands in the layout that cuBLASLt requires, so that a test can check this layout without
- * such a GPU (tests/microscaled_test.cc). The training recipes (te/optim/recipes.h) do not use this header: they
- * emulate both formats with GEMMs in 16 bits or f32 (te/linear/impl/linear_microscaled.h).
+ * loop over k. This kernel reads operands in the layout that cuBLASLt requires, so that a test can check this layout
+ * without such a GPU (tests/microscaled_test.cc). The training recipes (te/optim/recipes.h) do not use this header:
+ * they emulate both formats with GEMMs in 16 bits or f32 (te/linear/impl/linear_microscaled.h).
  */
 #ifndef TE_GEMM_MICROSCALED_H
 #define TE_GEMM_MICROSCALED_H

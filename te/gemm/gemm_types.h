@@ -38,22 +38,22 @@ typedef struct te_gemm_fp8 {
     te_scaling scaling;
     te_dtype dtype;       /* e4m3 or e5m2 */
     const float *inverse; /* 1 / scale: one number or an array, depending on `scaling`, in the memory of the target (the
-                           * GPU or the host), aligned to TE_ACCESS bytes; null (only with tensorwise scaling): the
-                           * scale is 1 */
+                           * GPU or the host), aligned to TE_ACCESS bytes. With tensorwise scaling it may be null, which
+                           * stands for a scale of 1 */
 } te_gemm_fp8;
 
 /* A GEMM: D = alpha op(A) op(B) + beta C, followed by an epilogue. op(A) is A, or A^T if trans_a is set; op(B) is B, or
  * B^T if trans_b is set. All matrices are row-major. */
 typedef struct te_gemm {
     int64_t m, n, k;      /* D is [m, n] */
-    /* 1 if the operand is stored transposed: A is stored as [m, k], or as [k, m] if trans_a is 1; B is stored as [k,
-     * n], or as [n, k] if trans_b is 1 */
+    /* 1 if the operand is stored transposed: A is stored as [m, k], or as [k, m] if trans_a is 1; B is stored as
+     * [k, n], or as [n, k] if trans_b is 1 */
     int trans_a, trans_b;
     /* dtype: the number format of bias and aux, and of A and B unless these are in FP8. out: the number format of C and
      * D, which is either `dtype` or f32 */
     te_dtype dtype, out;
-    /* formats and scales of A and B for an FP8 GEMM, else zeros. In FP8 A must be [m, k] and B [n, k], and D = alpha
-     * inverse_a inverse_b A B^T */
+    /* formats and scales of A and B if the GEMM is in FP8, else zeros. In FP8 A must be stored as [m, k] and B as
+     * [n, k]. The GEMM then multiplies each element of A and of B by the inverse of its scale */
     te_gemm_fp8 a_fp8, b_fp8;
     /* used in FP8 only. If 1 (fast accumulation), the tensor cores hold the sums over all of k, with 14 bits of
      * mantissa; if 0, the tensor cores' sums are added, at intervals along k, to sums in float. With blockwise scaling
@@ -66,7 +66,7 @@ typedef struct te_gemm {
      * loaded before the previous kernel has ended */
     int b_is_new;
     /* if not null, B is this quantized weight [n, k], trans_b is 1, and b is not read. impl/gemm_quantized.h or
-     * impl/gemm_quantized_cuda.h runs such a GEMM; te_gemm_run returns an error */
+     * impl/gemm_quantized_cuda.h runs such a GEMM; te_gemm_run returns an error for it */
     const struct te_quantized_weight *b_quantized;
     float alpha, beta; /* factors of the product A B and of C. If beta is 0, C is not read. c and d may point to the
                         * same matrix; cuBLASLt may then round the product to D's format before it adds C, so the last
@@ -137,7 +137,7 @@ typedef struct te_grouped {
     te_dtype dtype, out_dtype; /* out_dtype: the dtype of d, which is `dtype` or f32 */
 } te_grouped;
 
-/* Returns the index of the first row behind the computed rows of group e. */
+/* Returns the index of the last computed row of group e, plus 1. */
 TE_BOTH int te__grouped_end(const te_grouped *g, int e) {
     return (int)te_min(g->offset[e + 1], (int64_t)g->offset[e] + g->max_rows);
 }
@@ -331,14 +331,14 @@ typedef struct te_gemm_choice {
     char pattern[96];
     int64_t m, n, k;
     te_dtype dtype;
-    int training;            /* 1 if the step was timed in a forward pass that saves tensors for backward; 0 if it was
-                              * timed in inference */
-    /* bit j is 1 if the output of the pattern's op j is stored. For an FP8 GEMM that is not part of a pattern the bits
-     * have another meaning: bit 0 is 1 if beta is not 0, bit 1 is 1 if there is a bias */
+    int training;            /* 1 if the strategies were timed in a forward pass that saves tensors for backward; 0 if
+                              * they were timed in inference */
+    /* for a pattern: bit 0 is 1 if the result is stored in FP8; bit j, for j > 0, is 1 if the output of the pattern's
+     * op j is saved. For a single FP8 GEMM: bit 0 is 1 if beta is not 0, bit 1 is 1 if there is a bias */
     unsigned stored_outputs;
     te_gemm_strategy strategy;     /* the fastest strategy */
     int64_t ns[TE_STRATEGY_COUNT]; /* the median time of each strategy, in ns, or 0 if the strategy cannot run this
-                                    * step */
+                                    * pattern */
 } te_gemm_choice;
 
 /* ---- epilogues of custom kernels --------------------------------------------------------------------------------- */

@@ -68,9 +68,9 @@ TE_IF_USED TE_API te_status te__l2_flush_all(const te__l2_flush *flush, te_conte
     return te__l2_read_launch(ctx, te__grid_of(8 * (int64_t)ctx->processors, 1), flush);
 }
 /* Enqueues a sample: `repeats` runs of a candidate between two small kernels. The small kernels stand for the kernels
- * that run before and after the GEMM in a pass. They are needed because a kernel of this library, unlike cuBLASLt's
- * kernels, starts and loads its weights while the previous kernel is still running (programmatic dependent launch,
- * te__launch_follows_kernel). */
+ * that run before and after the GEMM in a forward or backward pass. Without them a sample would not show that a kernel
+ * of this library, unlike cuBLASLt's kernels, starts and loads its weights while the previous kernel is still running
+ * (programmatic dependent launch, te__launch_follows_kernel). */
 TE_IF_USED TE_API te_status te__autotune_sample(te__candidate_fn run, void *arg, int candidate, int repeats,
                                                 const te__l2_flush *flush, te_context *ctx) {
     te_launches *const s = (te_launches *)ctx->launches;
@@ -233,8 +233,9 @@ TE_API void te__gemm_trial_layout(te__gemm_trial *t) {
     const te_gemm_tuned *g = &t->plan->product;
     const size_t in = te_dtype_bytes(g->dtype), a = te_dtype_bytes(g->a), out = te_dtype_bytes(g->out);
     const size_t mn = (size_t)g->m * (size_t)g->n;
-    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 1 if an operand has an array of scales; 0 if all scales
-                                                              * are taken to be 1, so that no arrays are needed */
+    const int arrays = g->a_scaling > TE_SCALING_TENSORWISE; /* 1 if an operand has an array of scales (rowwise or
+                                                              * blockwise). If 0, the candidates are timed without
+                                                              * scales */
     size_t at = (size_t)te_round_up((int64_t)((size_t)g->m * (size_t)g->k * a), TE_ALIGN);
     t->b = at, at += (size_t)te_round_up((int64_t)((size_t)g->k * (size_t)g->n * a), TE_ALIGN);
     t->d = at, at += (size_t)te_round_up((int64_t)(mn * out), TE_ALIGN);

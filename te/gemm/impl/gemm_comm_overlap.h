@@ -6,18 +6,18 @@
  *   gather       all_gather, then the product. DMA copies, which occupy no multiprocessor, write a rank's rows of A,
  *                chunk by chunk, to the memory of all other ranks; a flag is set after each chunk. The kernel computes
  *                the tiles of its own rows first, then those of the rows of rank + 1, rank + 2, ..; its producer thread
- *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows k (N - 1).
+ *                waits for the flag of each chunk. Elements that a rank sends over its link: rank_rows * k * (N - 1).
  *   scatter      the product, then reduce_scatter. The epilogue stores its sums for rows that another rank owns,
  *                rounded to 16 bits, in a slot of that rank's memory (one slot per sender), and sets flags after each
  *                tile. A rank computes the tiles of its own rows last: by then the other ranks' sums have arrived, and
  *                the epilogue adds the sums of all ranks in f32, in the order of the ranks. Elements that a rank sends
- *                over its link: rank_rows n (N - 1); the receiving ranks also read them once from memory.
+ *                over its link: rank_rows * n * (N - 1); the receiving ranks also read them once from memory.
  *   two kernels  a scatter in two kernels, for short k (te__overlap_memory.two_kernel_bytes). The epilogue takes 30 us
  *                to add the ranks' sums for one tile, whatever k is, but the shorter k is, the shorter is the mainloop
  *                behind which this time can be hidden. So with two kernels the epilogue only stores its sums (also the
  *                sums for this rank's own rows) in slots; the tiles alternate between the rows of all ranks, so that a
  *                rank sends at an even rate; and a second kernel adds up all slots (te/comm/impl/collective_step.h).
- *                Compared with a scatter in one kernel, a rank writes and reads rank_rows n more elements.
+ *                Compared with a scatter in one kernel, a rank writes and reads rank_rows * n more elements.
  *
  * Lower bound of the time: the time of the product alone or, if longer, the time to send the bytes over the link at 450
  * GB/s. With large products the overlapped kernel takes 0.98 to 1.02 times as long as the product alone. Measurements,

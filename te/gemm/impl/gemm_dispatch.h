@@ -117,10 +117,10 @@ TE_API int te__skinny_pays(const te_gemm *g) {
 }
 /* Returns whether the persistent kernel is expected to be faster than the alternative. The persistent kernel is faster
  * if there are enough waves and if k is large enough to amortise a tile's prologue. In FP8 an element of k takes half
- * the time that it takes in 16 bits, so the smallest k is twice as large. In a build without cuBLASLt the alternative
- * is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: in such a build half a wave is enough,
- * if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in such a build this function returns 1
- * for every FP8 GEMM. */
+ * the time that it takes in 16 bits, so the smallest k for which the kernel is faster is twice as large. In a build
+ * without cuBLASLt the alternative is gemm_fallback.h, whose kernels use mma.sync and take nearly twice as long: in
+ * such a build half a wave is enough, if D has more rows than one tile. gemm_fallback.h has no kernels for FP8, so in
+ * such a build this function returns 1 for every FP8 GEMM. */
 TE_API int te__persistent_pays(const te_gemm *g, const te_context *ctx) {
     const int64_t tiles = te__persistent_tiles(g);
     if (!TE_HAS_CUBLASLT)
@@ -203,8 +203,8 @@ TE_API int te_gemm_is_custom(te_product_kernels *kernels, const te_gemm *g, te_c
     return (!g->trans_b && te__sm90_gemm_last_wave_is_even(g, ctx)) || !te__gemm_is_timed(g, ctx);
 }
 /* Returns whether `kernel` is to overlap the GEMM with a collective of this group (gemm_comm_overlap.h). The answer is
- * 1 even for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more than the
- * difference. But the answer is 0 if D has too few tiles for all multiprocessors. */
+ * 1 even for GEMMs that cuBLASLt runs faster, because a collective that is not overlapped costs more time than cuBLASLt
+ * saves. But the answer is 0 if D has too few tiles for all multiprocessors. */
 TE_API int te__gemm_kernel_overlaps(te_sm90_kernel *kernel, const te_gemm *g, const te_group *group, te_context *ctx) {
     return ctx->gemm_custom && te__sm90_gemm_can_overlap(g, group) && te__tensor_map_encoder(ctx) &&
            te__gemm_state_of(ctx) && te__sm90_kernel_ready(kernel, TE_SM90_GEMM_SMEM_BYTES, ctx->device) &&

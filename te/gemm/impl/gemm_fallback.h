@@ -15,8 +15,8 @@
  * order of k. The number of splits depends only on the sizes and on the number of multiprocessors, so results on one
  * device are bitwise reproducible.
  *
- * Flops: 2 m n k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each split are
- * written and read, 8 m n bytes for each split. Measurements: docs/notes/gemm.md.
+ * Flops: 2 * m * n * k. Memory traffic at up to 64 rows: B is read once; if k is split, the partial sums of each split
+ * are written and read, 8 * m * n bytes for each split. Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_FALLBACK_H
@@ -54,7 +54,7 @@ enum {
 };
 
 typedef struct te_fallback {
-    const void *a, *b, *c, *bias; /* bias: null if there is none */
+    const void *a, *b, *c, *bias; /* bias: null if there is no bias */
     void *d;
     float *partial_sums; /* [splits, m, n]; null if k is not split */
     float alpha, beta;
@@ -67,8 +67,8 @@ typedef struct te_fallback {
 
 /* ---- the scheduler: a block's tile ------------------------------------------------------------------------------- */
 
-/* What a block computes: the tile of D whose first row and column are row and col, summed over the range [k_begin,
- * k_end) of k. */
+/* What a block computes: the tile of D whose first row and column are row and col, summed over k from k_begin to
+ * k_end - 1. */
 typedef struct te_fallback_tile { int row, col, k_begin, k_end; } te_fallback_tile;
 TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
     te_fallback_tile t;
@@ -81,7 +81,7 @@ TE_FN te_fallback_tile te__fallback_tile(const te_fallback *p, int tile_m) {
 
 /* ---- the epilogue ------------------------------------------------------------------------------------------------ */
 
-/* Returns alpha sum + beta C + bias for the element of D in column `col` whose index in D is `at`. */
+/* Returns alpha * sum + beta * C[at] + bias[col], the element of D with index `at`, in column `col`. */
 TE_FN float te__fallback_epilogue(const te_fallback *p, int64_t at, int col, float sum) {
     float v = p->alpha * sum;
     if (p->beta != 0) v += p->beta * te__load_wide(p->c, at, p->out);
@@ -281,8 +281,8 @@ TE_FN void te__fallback_f32_to_shared(float tile[TE_FALLBACK_F32_TILE_K][TE_FALL
         tile[j][l] = v[i];
     }
 }
-/* Loads the elements of eight lines (rows of A or columns of B) of a tile at one index of k: lines 4 i to 4 i + 3, and
- * lines 64 + 4 i to 64 + 4 i + 3. line: the address of line 0's element at this index. */
+/* Loads the elements of eight lines (rows of A or columns of B) of a tile at one index of k: lines 4 * i to 4 * i + 3,
+ * and lines 64 + 4 * i to 64 + 4 * i + 3. line: the address of line 0's element at this index. */
 TE_FN void te__fallback_f32_fragment(float v[8], const float *line, int i) {
     const float4 u = *(const float4 *)(line + 4 * i), w = *(const float4 *)(line + 64 + 4 * i);
     v[0] = u.x, v[1] = u.y, v[2] = u.z, v[3] = u.w, v[4] = w.x, v[5] = w.y, v[6] = w.z, v[7] = w.w;

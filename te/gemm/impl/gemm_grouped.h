@@ -98,7 +98,7 @@ template <te_dtype T, int KIND, int M, int N> struct te_grouped_16bit {
         BLOCKS_M = WARP_M / 16, BLOCKS_N = WARP_N / 8,
         A_VECTORS = (WGRAD ? M : K) / 8, A_ROWS = WGRAD ? K : M, B_VECTORS = (B_TRANSPOSED ? N : K) / 8,
         B_ROWS = B_TRANSPOSED ? K : N,
-        A_COPIES = (A_ROWS * A_VECTORS + TE_GROUPED_THREADS - 1) / TE_GROUPED_THREADS, /* of a thread, for each stage */
+        A_COPIES = (A_ROWS * A_VECTORS + TE_GROUPED_THREADS - 1) / TE_GROUPED_THREADS, /* of a thread, per stage */
         B_COPIES = B_ROWS * B_VECTORS / TE_GROUPED_THREADS,
         A_BYTES = M * K * 2, STAGE = A_BYTES + N * K * 2, STAGES = TE_GROUPED_SHARED / STAGE
     };
@@ -298,14 +298,16 @@ enum {
     TE_GROUPED_LAG = 2
 };
 typedef struct te_grouped_sm90 {
-    CUtensorMap a_map; /* maps x in forward (unused if rows of x are gathered), and dy in dgrad and wgrad. In wgrad a
-                        * box ends at the last row of its group */
-    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in], in forward and dgrad. In wgrad maps
-                        * x [rows, in], and a box ends at the last row of its group */
+    CUtensorMap a_map; /* maps x in forward (unused if rows of x are gathered), and dy in dgrad and wgrad. In wgrad,
+                        * rows of a box that lie behind the last row of the group are filled with zeros
+                        * (te__tensor_map_ragged) */
+    CUtensorMap b_map; /* maps the weights of all groups, [groups * out, in], in forward and dgrad. In wgrad maps x
+                        * [rows, in], and rows are filled with zeros as for a_map */
     te_grouped g;
 } te_grouped_sm90;
 typedef struct te_grouped_barriers { uint64_t full[TE_GROUPED_STAGES], empty[TE_GROUPED_STAGES]; } te_grouped_barriers;
-/* Returns how many numbers of tiles there are, including the numbers without a tile (te__grouped_find). */
+/* Returns an upper bound of the number of tiles. Tiles are indexed from 0 to this bound - 1; some indices have no tile
+ * (te__grouped_find). */
 TE_BOTH int64_t te__grouped_sm90_tiles(const te_grouped *g) {
     const int columns = g->kind == TE_GROUPED_FORWARD ? g->out : g->in;
     const int64_t tiles_n = te_ceil_div(columns, TE_GROUPED_SM90_N);
@@ -339,8 +341,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         return WGRAD ? w->steps || !g->accumulate : w->t.first < w->t.end;
     }
 
-    /* Searches the tile numbers *tile, *tile + gridDim.x, .. for the first number with a tile, sets *tile to this
-     * number and *w to the tile. Returns 0 if no number has a tile. */
+    /* Searches the tile indices *tile, *tile + gridDim.x, .. for the first index that has a tile; sets *tile to this
+     * index and *w to the tile. Returns 0 if none of these indices has a tile. */
     TE_FN int seek(work *w, int *tile, const te_grouped *g) {
         const int tiles = (int)te__grouped_sm90_tiles(g);
         while (*tile < tiles && !find(w, g, *tile)) *tile += (int)gridDim.x;
@@ -363,7 +365,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
             te__grouped_copy(swizzle(to, row, vector), (const uint16_t *)g->a + from, at[i] >= 0);
         }
     }
-    /* wgrad: loads a box of 64 rows, of which `count` belong to the group, and 64 columns of dy or x. */
+    /* For wgrad: loads a box of 64 rows and 64 columns of dy or x. Only the first `count` rows belong to the group; TMA
+     * fills the other rows with zeros. */
     TE_FN void load_box(uint32_t to, const CUtensorMap *map, int col, int first, int count, uint32_t bar) {
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
@@ -390,8 +393,8 @@ template <te_dtype T, int KIND> struct te_grouped_wgmma {
         else TE_UNROLL for (int q = 0; q < 4; q++)
             te__tma_load(b + q * 8192, &p->b_map, w->t.col + 64 * q, first + k, bar, 0);
     }
-    /* Passes stage number count - 1 - LAG, counted over all tiles, to the consumers. The fence makes the copies by
-     * cp.async visible to wgmma, which reads shared memory by the async proxy. */
+    /* Passes stage number count - 1 - LAG to the consumers; the stages of all tiles are numbered consecutively. The
+     * fence makes the copies by cp.async visible to wgmma, which reads shared memory by the async proxy. */
     template <int LAG> TE_FN void pass(te_grouped_barriers *bars, int count) {
         asm volatile("cp.async.wait_group %0;\nfence.proxy.async.shared::cta;" ::"n"(LAG) : "memory");
         te__barrier_arrive(te__shared_address(&bars->full[(count - 1 - LAG) % TE_GROUPED_STAGES]));
@@ -544,7 +547,8 @@ te_grouped_sm90_product(const __grid_constant__ te_grouped_sm90 p) {
     te_grouped_wgmma<T, KIND>::body(&p, &bars);
 #endif
 }
-/* Creates the tensor map of a matrix with `width` columns, for boxes of 64 rows that end at the last row of a group. */
+/* Creates the tensor map of a matrix with `width` columns, for boxes of 64 x 64 elements in which TMA fills the rows
+ * behind the last row of a group with zeros. */
 TE_API te_status te__grouped_rows_map(CUtensorMap *map, te__tensor_map_encode_fn encode, const void *data, int width,
                                       te_dtype dtype, te_context *ctx) {
     const te__tensor_shape shape = {2, {(cuuint64_t)width, 0}, {(cuuint64_t)width * 2}, {64, 64}};

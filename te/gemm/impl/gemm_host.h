@@ -147,7 +147,7 @@ TE_FN int te__lanes_of(te_isa isa) {
 /* The blocked loop. Each block (on a CPU, the unit of work that a thread takes) computes one tile of D, 96 x 64. For
  * each 256 elements of k the block first copies ("packs") the tile's slices of A and B into the order in which the
  * inner loop reads them. The inner loop accumulates 12 x 16 sums in registers with AVX-512, 6 x 16 with AVX2, and 4 x
- * 16 without AVX2, because such CPUs have fewer registers. */
+ * 16 on other CPUs. */
 enum { TE__TILE_M = 96, TE__TILE_N = 64, TE__TILE_K = 256, TE__REG_N = 16, TE__REG_MAX_M = 12 };
 typedef struct te__sgemm_args {
     int64_t m, n, k;
@@ -234,8 +234,8 @@ typedef struct te__skinny_args {
                           * weight's first row produces */
 } te__skinny_args;
 
-/* Adds to sum[16 r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i. kk
- * must be a multiple of 16 (te__skinny_micro). */
+/* Adds to sum[16 * r + i], for each r < count, the products w[p] * a[r * stride + p] for all p < kk with p % 16 == i.
+ * kk must be a multiple of 16 (te__skinny_micro). */
 TE_FN void te__skinny_add(float *sum, const float *a, int64_t stride, const uint8_t *w, int64_t kk, int count,
                           te_dtype dtype, te_isa isa) {
     const int lanes = te__lanes_of(isa);
@@ -323,10 +323,9 @@ typedef struct te__scaled_tile {
     float sum[TE__SCALED_M][TE__SCALED_N];
 } te__scaled_tile;
 
-/* Sets f[0] to f[count - 1] to factors for rows row0, row0 + 1, .. of the matrix m [rows, k], by which sums of products
- * with the elements of these rows are multiplied. If `rowwise` is 0, the factors are the inverse scales for the 128
- * columns from `col` on, or 1 if m has rowwise scales. If `rowwise` is 1, the factors are the inverse scales of whole
- * rows, or 1 if m has no rowwise scales. */
+/* Sets f[i], for i < count, to the factor for row row0 + i of the matrix m [rows, k]. If `rowwise` is 1, the factor is
+ * the inverse scale of the whole row, or 1 if m has no rowwise scales. If `rowwise` is 0, the factor is the inverse
+ * scale of the row's 128 columns from `col` on, or 1 if m has rowwise scales. */
 TE_API void te__scaled_factors(float *f, int count, const te_gemm_fp8 *m, int64_t rows, int64_t k, int64_t row0,
                                int64_t col, int rowwise) {
     for (int i = 0; i < count; i++)

@@ -229,7 +229,7 @@ TE_API te_status te__quantized_run(const te_gemm *g, te_context *ctx) {
     const te__quantized_scratch_layout l = te__quantized_lay_out(g);
     char *scratch = (char *)g->scratch; /* may be null if all parts are floats */
     te__activations by_32, by_256;
-    const float *a = g->dtype == TE_f32 ? (const float *)g->a : 0; /* null: A has not been widened yet */
+    const float *a = g->dtype == TE_f32 ? (const float *)g->a : 0; /* null if A has not been widened yet */
     int64_t first = 0;
     by_32.m = by_256.m = 0; /* A has not been rounded yet */
     for (int i = 0; i < w->parts; first += w->part[i++].rows) {

@@ -42,7 +42,8 @@ TE__AVX512_FN __mmask64 te__avx512_fifth_bits(const te__weight_group b[4], int a
     return (__mmask64)bits;
 }
 /* Unpacks the 128 unsigned codes of four groups, in a format with codes of 4 or 5 bits. q[0] gets the first 16 codes of
- * each group: bytes 16 i to 16 i + 15 come from group i. q[1] gets the last 16 codes of each group in this order. */
+ * each group: bytes 16 * i to 16 * i + 15 come from group i. q[1] gets the last 16 codes of each group, in the same
+ * order. */
 TE__AVX512_FN void te__avx512_nibbles(__m512i q[2], const te__weight_group b[4], te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     __m512i x;
@@ -130,7 +131,7 @@ TE__AVX512_FN void te__avx512_step(te__avx512_sums *s, const te__avx512_four *u,
     const __m512i y0 = te__avx512_load(y), y1 = te__avx512_load(y + 64);
     __m512i sums = _mm512_setzero_si512(); /* in the first four lanes */
     __m256 d;
-    if (bits < 0) { /* d0 scale0, m0 sum0, d1 scale1, ... */
+    if (bits < 0) { /* d0 * scale0, m0 * sum0, d1 * scale1, ... */
         const __m128 sum = _mm_maskz_loadu_ps(there, a->scaled_sum + at);
         d = _mm256_mul_ps(u->d, _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_unpacklo_ps(scale, sum)),
                                                      _mm_unpackhi_ps(scale, sum), 1));
@@ -186,7 +187,7 @@ TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te_
     }
     for (int r = 0; r < count; r++) {
         const __m512 sum = _mm512_add_ps(s[r].even, s[r].odd);
-        const __m256 m = _mm256_blend_ps(_mm256_setzero_ps(), s[r].m, 0xaa); /* m times sum lies in the odd lanes */
+        const __m256 m = _mm256_blend_ps(_mm256_setzero_ps(), s[r].m, 0xaa); /* m * sum lies in the odd lanes */
         const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
         out[r] = te__x86_total(te__x86_zero_bits(f) < 0 ? _mm256_add_ps(half, m) : half);
     }
@@ -194,8 +195,8 @@ TE__AVX512_FN void te__avx512_columns_32(float *out, const uint8_t *w, const te_
 
 /* ---- skinny: k-quants, 64 codes at a time ------------------------------------------------------------------------ */
 
-/* Unpacks the 256 unsigned codes of the block at b, which is in q4_k, q5_k or q6_k. q[i] gets codes 64 i to
- * 64 i + 63. */
+/* Unpacks the 256 unsigned codes of the block at b, which is in q4_k, q5_k or q6_k. q[i] gets codes 64 * i to
+ * 64 * i + 63. */
 TE__AVX512_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_format f) {
     const __m512i low4 = _mm512_set1_epi8(15);
     if (f == TE_BLOCK_q6_k) { /* each half of the block holds 128 codes (te__codes_q6_k) */
@@ -213,7 +214,7 @@ TE__AVX512_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_f
     }
     const __m512i shift = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
     const __m512i high = _mm512_broadcast_i64x4(te__x86_load(b + 16)); /* of q5_k */
-#define TE__AVX512_PAIR(i) /* unpacks groups 2 i and 2 i + 1 of 32 codes; q5_k: bit 4 of a code comes from `high` */ \
+#define TE__AVX512_PAIR(i) /* unpacks groups 2 * i and 2 * i + 1 of 32 codes; `high` holds the fifth bits of q5_k */ \
     {                                                                                                            \
         const __m512i low = _mm512_broadcast_i64x4(te__x86_load(b + (f == TE_BLOCK_q5_k ? 48 : 16) + 32 * (i))); \
         q[i] = _mm512_and_si512(_mm512_srlv_epi64(low, shift), low4);                                            \
@@ -227,8 +228,8 @@ TE__AVX512_FN void te__avx512_codes_k(__m512i q[4], const uint8_t *b, te_block_f
     TE__AVX512_PAIR(0) TE__AVX512_PAIR(1) TE__AVX512_PAIR(2) TE__AVX512_PAIR(3)
 #undef TE__AVX512_PAIR
 }
-/* Returns the scales of codes 64 i to 64 i + 63 as 32 numbers of 16 bits: number j is the scale of codes 64 i + 2 j and
- * 64 i + 2 j + 1. scales: the integer scales of the block, from te__x86_scales_k. */
+/* Returns the scales of codes 64 * i to 64 * i + 63 as 32 numbers of 16 bits: number j is the scale of codes
+ * 64 * i + 2 * j and 64 * i + 2 * j + 1. scales: the integer scales of the block, from te__x86_scales_k. */
 TE__AVX512_FN __m512i te__avx512_scale(__m256i scales, int i, te_block_format f) {
     const __m512i lanes =
         f == TE_BLOCK_q6_k

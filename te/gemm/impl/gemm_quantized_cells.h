@@ -3,12 +3,12 @@
  * minus the zero point, an integer that bf16 and f16 represent exactly.
  *
  * How codes become floats: if an integer is stored in the low bits of a 16-bit float, the float's value is the integer
- * times the format's smallest number (2^-133 in bf16, 2^-24 in f16), provided that the integer has at most 8 bits in
- * bf16 or 11 bits in f16. This holds because subnormal numbers and the smallest normal numbers are equally spaced. So
- * one mask extracts two codes as floats, and one fma of packed pairs multiplies both by a power of two and subtracts
- * the zero point of the format or of the block. The power of two is such that the result is q times a `unit`, which is
- * the same for all formats (te__cell_unit_log). If the bits of an E2M1 number are placed where bf16 has sign, exponent
- * and mantissa, the value of the bf16 number is 2^-126 times the E2M1 number.
+ * times the smallest positive float (2^-133 in bf16, 2^-24 in f16), provided that the integer has at most 8 bits in
+ * bf16 or 11 bits in f16. This holds because subnormal floats and the smallest normal floats are equally spaced. So one
+ * mask extracts two codes as floats, and one fma of packed pairs multiplies both codes by a power of two and subtracts
+ * the zero point. The power of two is chosen so that the result is q times a `unit`, which is the same for all formats
+ * of weights (te__cell_unit_log). If the bits of an E2M1 number are placed where bf16 has sign, exponent and mantissa,
+ * the value of the bf16 number is 2^-126 times the E2M1 number.
  */
 /* target: cuda */
 #ifndef TE_GEMM_QUANTIZED_CELLS_H
@@ -55,8 +55,8 @@ struct te__cells_of {
         PAIRS = GROUPS > 1 && !IS_K,
         SPAN = PAIRS ? (int)GROUPS : 1, /* number of successive groups that share a scale; not used in int8, where a
                                          * whole row has one scale */
-        /* the position, in a 16-bit half of a word, of the lowest bit of a code of the lane's second row (lane / 4 +
-         * 8), once the code's low and high bits are merged */
+        /* A lane has codes of two rows, lane / 4 and lane / 4 + 8. When the low and the high bits of a code of the
+         * second row are merged, the code's lowest bit lies at this position of a 16-bit half of a word. */
         UPPER_AT = IS_8BIT ? 0 : 4 - HIGH / 64,
         ZERO_LOG = IS_8BIT                                                                 ? 7 /* log2 of the zero */
                    : F == TE_BLOCK_q4_0 || F == TE_BLOCK_int4_64 || F == TE_BLOCK_int4_128 ? 3
@@ -103,22 +103,22 @@ TE_BOTH constexpr int te__cell_unit_log(te_dtype m) { return m == TE_bf16 ? -6 :
 TE_BOTH constexpr uint32_t te__cell_power(te_dtype m, int e) {
     return (m == TE_bf16 ? (uint32_t)(e + 127) << 7 : (uint32_t)(e + 15) << 10) * 0x10001u;
 }
-/* Returns a word whose two 16-bit halves are both, in format M, minus the zero point of F times the unit
- * 2^te__cell_unit_log(M). */
+/* Returns a word whose two 16-bit halves both hold the number -zero * 2^te__cell_unit_log(M) in format M; zero is the
+ * zero point of F. */
 template <te_block_format F, te_dtype M>
 TE_FN uint32_t te__minus_zero(void) {
     const int zero = te__cells_of<F>::ZERO_LOG;
     return (zero < 0 ? 0 : te__cell_power(M, zero + te__cell_unit_log(M))) | 0x80008000u;
 }
-/* Returns a word whose two 16-bit halves are both, in format M, minus the zero point of a block times the unit
- * 2^te__cell_unit_log(M). w: the four bytes of the block that hold its scale d and its zero point. */
+/* Returns a word whose two 16-bit halves both hold the number -zero * 2^te__cell_unit_log(M) in format M; zero is the
+ * zero point of a block. w: the four bytes of the block that hold its scale d and its zero point. */
 template <te_dtype M>
 TE_FN uint32_t te__minus_zero_point(uint32_t w) {
     return te__fma_pair<M>(__byte_perm(w, 0, 0x4242), te__cell_power(M, M == TE_bf16 ? 127 : 15) | 0x80008000u,
                            0x80008000u);
 }
-/* Returns two codes as numbers of format M, each times the unit 2^te__cell_unit_log(M), plus minus_zero. at: the
- * position of a code's lowest bit in each half of `bits`. */
+/* Returns code * 2^te__cell_unit_log(M) + minus_zero for two codes, as a pair of numbers in format M. at: the position
+ * of a code's lowest bit in each half of `bits`. */
 template <te_dtype M>
 TE_FN uint32_t te__pair_of_codes(uint32_t bits, const int at, uint32_t minus_zero) {
     return te__fma_pair<M>(bits, te__cell_power(M, (M == TE_bf16 ? 127 : 15) - at), minus_zero);
@@ -130,7 +130,7 @@ TE_FN uint32_t te__pair_of_e2m1(uint32_t bits) {
     if (M == TE_f16) bits = te__and_or(bits, 0x80008000u, bits << 3 & 0x0e000e00u);
     return te__fma_pair<M>(bits, te__cell_power(M, M == TE_bf16 ? 120 : 5), 0x80008000u);
 }
-/* Sets q[upper][i] to pair i of the lane's E2M1 numbers in row lane / 4 + 8 upper, times the unit
+/* Sets q[upper][i] to pair i of the lane's E2M1 numbers in row lane / 4 + 8 * upper, times the unit
  * 2^te__cell_unit_log(M). word: the lane's part of a group of 32 columns, as te__cell_store_mxfp4 stores it. */
 template <te_dtype M>
 TE_FN void te__cell_mxfp4(uint32_t q[2][4], const uint32_t word[2]) {
@@ -178,7 +178,7 @@ TE_FN uint4 te__cell_low_bits_of_pair(const char *step, int group, int lane) {
     return *(const uint4 *)(const void *)(step + group / cells::GROUPS * cells::CELL +
                                           te__cell_low_at(F, group % cells::GROUPS) + lane * 16);
 }
-/* Sets q[upper][i] to pair i of the lane's codes in row lane / 4 + 8 upper, minus their zero point, times the unit
+/* Sets q[upper][i] to pair i of the lane's codes in row lane / 4 + 8 * upper, minus their zero point, times the unit
  * 2^te__cell_unit_log(M), in format M. w: the result of te__cell_low_bits; minus_zero: te__minus_zero for each of the
  * two rows. */
 template <te_block_format F, te_dtype M>
@@ -224,9 +224,9 @@ TE_FN float te__float_of_byte(uint32_t w, const int i) {
 }
 /* Returns 2^(e - 127). For e = 255, which stands for NaN, returns infinity. */
 TE_FN float te__float_of_e8m0(uint32_t e) { return __uint_as_float(max(e << 23, 0x00400000u)); }
-/* Loads the scales and offsets of one row of a step, for half of its 256 columns: groups 4 half to 4 half + 3, each of
- * 32 columns. If the step has only `groups` groups, the values of missing groups are 0. scale[i][0] and scale[i][1] are
- * the scales of the first and the second half of group 4 half + i. offset[i] is 0 if the format has no offsets.
+/* Loads the scales and offsets of one row of a step, for half of its 256 columns: groups 4 * half to 4 * half + 3, each
+ * of 32 columns. If the step has only `groups` groups, the values of missing groups are 0. scale[i][0] and scale[i][1]
+ * are the scales of the first and the second half of group 4 * half + i. offset[i] is 0 if the format has no offsets.
  * zero_point[i] (only in int4z) has the bytes of the scale d and the zero point. of_rows: in int8, the rows' scales. */
 template <te_block_format F>
 TE_FN void te__cell_scales(float scale[4][2], float offset[4], uint32_t zero_point[4], const char *step, int groups,
@@ -317,13 +317,14 @@ TE_FN void te__dequantize_group(float v[8], const uint32_t q[4], const float sca
         v[2 * i + 1] = scale[i / 2] * (pair.y * per_unit) + offset;
     }
 }
-/* Returns minus the zero point of a row's block, times the unit, in bf16. zero_point: in int4z, the bytes of the block
- * that hold its scale d and its zero point. */
+/* Returns a word whose two halves both hold -zero * 2^te__cell_unit_log(TE_bf16) in bf16; zero is the zero point of a
+ * row's block. zero_point: in int4z, the bytes of the block that hold its scale d and its zero point. */
 template <te_block_format F>
 TE_FN uint32_t te__dequantize_zero(uint32_t zero_point) {
     return te__cells_of<F>::ZERO_POINTS ? te__minus_zero_point<TE_bf16>(zero_point) : te__minus_zero<F, TE_bf16>();
 }
-/* Sets y to the values of all rows of the part. Each warp converts 16 rows in four groups of 32 columns. */
+/* Sets y to the values of all rows of the part. Each warp converts 16 rows x 128 columns (four groups of 32
+ * columns). */
 template <te_block_format F>
 TE_UNUSED static __global__ void __launch_bounds__(TE_DEQUANTIZE_THREADS)
     te__dequantize_kernel(const __grid_constant__ te__dequantize_args a) {

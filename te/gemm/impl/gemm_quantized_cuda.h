@@ -10,10 +10,10 @@
  * (mins) directly. If A is f32, each row of A is split into three rows in bf16 with the same sum.
  *
  * A block computes `across` row tiles at a time, each by `stride` warps that divide the steps. The blocks of a cluster
- * can divide the steps further. The more row tiles share A in shared memory, the less of A is read from the L2, but the
- * more blocks must divide k (te__quantized_choose). Each warp writes its sums to the shared memory of the block that
- * adds them up, in the order of the warps. If this kernel follows another kernel of the same pass, it loads W while
- * that kernel still runs (PDL).
+ * can divide the steps further. If a block computes more row tiles, A is read from the L2 less often, but more blocks
+ * must divide k to occupy all multiprocessors (te__quantized_choose). Each warp writes its sums to the shared memory of
+ * that block of the cluster which adds up the sums of this row tile, in the order of the warps. If this kernel follows
+ * another kernel of the same pass, it loads W while that kernel still runs (PDL).
  *
  * With more rows of A, W is converted to A's dtype in the workspace, and te_gemm_run multiplies.
  *
@@ -44,7 +44,7 @@ enum {
 typedef struct te__quantized {
     const void *x;     /* [m, k] */
     const char *cells; /* of W, [rows, k] */
-    void *y;           /* [m, ld]: the part of D from the column on that the first of these rows of W produces */
+    void *y;           /* [m, ld]: D, from the column on that row 0 of `cells` produces */
     const void *c;     /* [m, ld]: C, laid out as y; read if beta is not 0 */
     const void *bias;  /* [rows], or null */
     float alpha, beta;
@@ -84,7 +84,7 @@ struct te__quantized_memory {
         STEP = (int)te__cells_of<F>::CELL * ((int)STEP_K / (int)te__cells_of<F>::VALUES), /* bytes */
         X_STEP = (int)STEP_K * 2,                                                         /* bytes of a row of A */
         /* For a k-quant, each warp stores the converted scales of a step in shared memory. EXPANDED_GROUP: the bytes of
-         * one group there, including 16 bytes of padding, with which groups lie in different banks */
+         * a group's converted scales, including 16 bytes of padding against bank conflicts */
         EXPANDED_GROUP = 8 * 16 + 16,
         EXPANDED = (int)te__cells_of<F>::IS_K ? (int)GROUPS * (int)EXPANDED_GROUP : 0,
         FRAGMENT = N * 32 * 16,                                                 /* bytes of the sums of a warp */
@@ -284,8 +284,8 @@ TE_FN void te__quantized_load_x(char *buffer, const te__quantized *p, int k, int
 
 /* The scales of a group (32 columns) for rows r and r + 8 of W. scale: the scale of each row. more: the offset of each
  * row in q4_1 and q5_1, or the scale of the second half of the group in q6_k. min: in q4_k and q5_k, each row's min
- * times the codes' unit (te__cell_unit_log), twice in a word, as an operand of mma. minus_zero: te__minus_zero for each
- * row. */
+ * times the codes' unit (te__cell_unit_log), stored twice in a word, which is an operand of mma. minus_zero:
+ * te__minus_zero for each row. */
 typedef struct te__quantized_scales {
     float2 scale, more;
     uint32_t min[2], minus_zero[2];
@@ -300,7 +300,7 @@ TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
     const uint32_t low = *(const uint32_t *)(const void *)(at + 64 + lane * 4);
     const uint32_t high = __byte_perm(*(const uint16_t *)(const void *)(at + 64 + 128 + lane * 2), 0, 0x4140);
     const float2 first = te_floats_of_pair(w.x, TE_f16), second = te_floats_of_pair(w.y, TE_f16);
-    /* of groups 2 t and 2 t + 1 */
+    /* the scales and mins of groups 2 * (lane % 4) and 2 * (lane % 4) + 1 */
     const uint32_t scale[2] = {te__and_or(high, 0x00300030u, low >> 8 & 0x000f000fu),
                                te__and_or(high >> 2, 0x00300030u, low >> 12 & 0x000f000fu)};
     const uint32_t min[2] = {
@@ -308,7 +308,7 @@ TE_FN float2 te__quantized_expand_k(char *to, const char *stage) {
         te__pair_of_codes<M>(te__and_or(high << 2, 0x00300030u, low >> 4 & 0x000f000fu), 0, 0x80008000u)};
     TE_UNROLL for (int i = 0; i < 2; i++) {
         const uint32_t select = i ? 0x7432 : 0x7410, twice = i ? 0x3232 : 0x1010;
-        /* d scale = d (2^23 + scale) - d 2^23 */
+        /* d * scale = d * (2^23 + scale) - d * 2^23 */
         const float a =
             fmaf(__uint_as_float(__byte_perm(scale[0], 0x4b000000u, select)), first.x, first.x * -8388608.0f);
         const float b =
@@ -372,8 +372,8 @@ TE_FN uint4 te__quantized_operand(const char *x) {
     return make_uint4(a.x, a.y, b.x, b.y);
 }
 /* Adds the products of one step, times the unit of the codes (te__cell_unit_log), to c. c[tile]: the sums for rows lane
- * / 4 and lane / 4 + 8 of W and columns 2 (lane % 4) and 2 (lane % 4) + 1 of a column tile. x: this lane's first vector
- * of A for the step; x_tile: the distance in bytes from one column tile to the next. */
+ * / 4 and lane / 4 + 8 of W and columns 2 * (lane % 4) and 2 * (lane % 4) + 1 of a column tile. x: this lane's first
+ * vector of A for the step; x_tile: the distance in bytes from one column tile to the next. */
 template <te_block_format F, te_dtype M, int N>
 TE_FN void te__quantized_multiply(float c[N][4], const char *stage, const char *x, int x_tile, char *expanded) {
     typedef te__cells_of<F> cells;
@@ -498,8 +498,8 @@ TE_FN void te__quantized_store(const te__quantized *p, int first, const float *s
         te__quantized_put<T>(p->y, to, v, p->out_f32);
     }
 }
-/* Adds up the sums c of all warps of the cluster, and stores the results. Row tile r of a tile is added up by block r %
- * split, in its warp r / split. shared: float4[row tile / split][sending block and warp][column tile][lane]. */
+/* Adds up the sums c of all warps of the cluster, and stores the results. Warp r / split of block r % split adds up the
+ * sums of row tile r (16 rows of W). shared: float4, [row tile / split][sending block and warp][column tile][lane]. */
 template <te_dtype T, int N>
 TE_FN void te__quantized_reduce(const te__quantized *p, const te__quantized_place *at, int tile, const float c[N][4],
                                 char *shared) {
@@ -597,7 +597,7 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
             if (!whole && (first > at.begin || tile > at.tile)) {
                 x_parity ^= 1;
                 te__quantized_fence_async();
-                __syncthreads(); /* all warps have read the steps before */
+                __syncthreads(); /* all warps have read A of the previous steps */
                 te__quantized_load_x<T>(x, &p, first * memory::STEP_K, end_k, memory::STEP_K, x_bar);
                 __syncthreads();
                 if (T != TE_f32) te__quantized_barrier_wait(x_bar, x_parity);
@@ -623,7 +623,8 @@ TE_UNUSED static __global__ void __launch_bounds__(TE_QUANTIZED_THREADS, (te__qu
 /* ---- the host's side --------------------------------------------------------------------------------------------- */
 
 /* A kernel and what the host knows about it. set: bit d is 1 if the kernel's limit of shared memory has been raised on
- * device d. clusters[i]: how many clusters of i blocks can run at the same time on the last of these devices. */
+ * device d. clusters[i]: how many clusters of i blocks can run at the same time on a device (the one whose bit was set
+ * last). */
 typedef struct te__quantized_kernel_entry {
     const void *kernel;
     int step_k, step_bytes, cell, values, row_scales; /* constants of the format */
@@ -696,7 +697,7 @@ TE_API int te__quantized_choose(te__quantized *p, const te__quantized_kernel_ent
         MEMORY_RATE = 17,    /* bytes per cycle that each multiprocessor reads from memory if all of them read */
         L2_RATE = 24,        /* bytes per cycle that each multiprocessor reads from the L2 */
         MAX_RATE = 20,       /* bytes per cycle that a multiprocessor reads from memory if the others do not read */
-        GROUP_LATENCY = 110, /* cycles that a warp takes for a group of one column tile */
+        GROUP_LATENCY = 110, /* cycles that a warp takes for a group (32 columns of W) with one column tile */
         TILE_LATENCY = 30,   /* cycles that each further column tile adds to a group */
         STEP_LATENCY = 300,  /* cycles that each step adds */
         GROUP_ISSUE = 30,    /* instructions of a warp for a group */

@@ -28,8 +28,8 @@ typedef struct te__neon_codes {
     int8x16_t first, second;
 } te__neon_codes; /* 32 signed codes */
 
-/* Returns sum plus the 16 products u[i] v[i] of 8-bit numbers; each lane adds four products. Which four products a lane
- * adds is not defined. */
+/* Returns sum plus the 16 products u[i] * v[i] of 8-bit numbers; each lane adds four products. Which four products a
+ * lane adds is not defined. */
 TE_FN int32x4_t te__neon_dot16(int32x4_t sum, int8x16_t u, int8x16_t v) {
 #ifdef __ARM_FEATURE_DOTPROD
     return vdotq_s32(sum, u, v);
@@ -163,7 +163,8 @@ TE_FN te__neon_codes te__neon_codes_k(const uint8_t *b, int g, te_block_format f
     }
     return te__neon_subtract(first, second, 0);
 }
-/* Adds to dot the products of group g of the block at b and the activations at y, multiplied by the group's scale. */
+/* Adds to dot the products of the codes q of group g and the activations at y, multiplied by the group's scale or, in
+ * q6_k, by the scales of the group's two halves. */
 TE_FN int32x4_t te__neon_group(int32x4_t dot, te__neon_codes q, const int8_t *y, const int8_t *scale, int g,
                                te_block_format f) {
     const int32x4_t zero = vdupq_n_s32(0);

@@ -3,8 +3,9 @@
  * activations at a time. gemm_quantized_avx512.h has the kernels for AVX-512.
  *
  * A code is the integer that a format stores for a value. 32 codes at a time are unpacked to a register, as unsigned
- * numbers, because the instructions multiply unsigned by signed numbers. In a format with a zero point (value = d (code
- * - zero)) the kernel computes the sum of code * activation, and subtracts zero times the sum of the activations.
+ * numbers, because the instructions multiply unsigned by signed numbers. In a format with a zero point (value =
+ * d * (code - zero)) the kernel computes the sum of code * activation, and subtracts zero times the sum of the
+ * activations.
  */
 #ifndef TE_GEMM_QUANTIZED_X86_H
 #define TE_GEMM_QUANTIZED_X86_H
@@ -47,8 +48,8 @@ enum {
     TE__X86_AHEAD = 8192
 };
 
-/* Multiplies 16 pairs of 16-bit numbers. Returns eight sums of 32 bits: sum[i] + u[2 i] v[2 i] + u[2 i + 1]
- * v[2 i + 1]. */
+/* Multiplies 16 pairs of 16-bit numbers. Returns eight sums of 32 bits:
+ * sum[i] + u[2 * i] * v[2 * i] + u[2 * i + 1] * v[2 * i + 1]. */
 TE__AVX2_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPWSSD
     return TE__DPWSSD(sum, u, v);
@@ -56,8 +57,8 @@ TE__AVX2_FN __m256i te__x86_add_pairs(__m256i sum, __m256i u, __m256i v) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(u, v));
 #endif
 }
-/* Multiplies 32 pairs of 8-bit numbers. Returns eight sums of 32 bits: sum[i] plus the products u[j] v[j] for j = 4 i
- * to 4 i + 3. v is signed. u is unsigned: up to 255 with VNNI; without VNNI at most 128, so that the sum of two
+/* Multiplies 32 pairs of 8-bit numbers. Returns eight sums of 32 bits: sum[i] plus the products u[j] * v[j] for j =
+ * 4 * i to 4 * i + 3. v is signed. u is unsigned: up to 255 with VNNI; without VNNI at most 128, so that the sum of two
  * products fits into 16 bits. */
 TE__AVX2_FN __m256i te__x86_dot(__m256i sum, __m256i u, __m256i v) {
 #ifdef TE__DPBUSD
@@ -91,10 +92,10 @@ typedef struct te__x86_block {
     __m256 d, m;
 } te__x86_block;
 
-/* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d (code - zero)): 7
+/* Returns log2 of the zero point, the number that is subtracted from each unsigned code (value = d * (code - zero)): 7
  * for q8_0 and int8, 3 for q4_0 and int4, 4 for q5_0, int4z and mxfp4; -1 for formats without a zero point, which have
- * an offset m instead (value = d code + m). When codes of int4z are unpacked, 16 minus the block's zero point is added
- * to them, so that their zero point becomes 16. Codes of mxfp4 are unpacked to twice the value plus 16. */
+ * an offset m instead (value = d * code + m). When codes of int4z are unpacked, 16 minus the block's zero point is
+ * added to them, so that their zero point becomes 16. Codes of mxfp4 are unpacked to twice the value plus 16. */
 TE_FN int te__x86_zero_bits(te_block_format f) {
     return te__block_has_offset(f) || f == TE_BLOCK_q6_k                              ? -1
            : f == TE_BLOCK_q8_0 || f == TE_BLOCK_int8                                 ? 7
@@ -215,7 +216,7 @@ TE__AVX2_FN __m256i te__x86_codes_k(const uint8_t *b, int g, te_block_format f) 
  * groups, then their eight mins; for q6_k sixteen scales, each for 16 values. */
 TE__AVX2_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     if (f == TE_BLOCK_q6_k) return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(b + 192)));
-    /* the 12 packed bytes, whose layout te__scales_k describes */
+    /* the scales and mins, packed in 12 bytes; te__scales_k describes their layout */
     const __m128i x = _mm_loadu_si128((const __m128i *)(b + 4));
     const __m128i low = _mm_shuffle_epi8(x, _mm_setr_epi8(0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 8, 9, 10, 11));
     const __m128i high = _mm_shuffle_epi8(x, _mm_setr_epi8(-1, -1, -1, -1, 0, 1, 2, 3, -1, -1, -1, -1, 4, 5, 6, 7));
@@ -224,9 +225,9 @@ TE__AVX2_FN __m256i te__x86_scales_k(const uint8_t *b, te_block_format f) {
     const __m128i all = _mm_or_si128(low_bits, _mm_and_si128(_mm_srli_epi16(high, 2), _mm_set1_epi8(48)));
     return _mm256_cvtepu8_epi16(all);
 }
-/* Returns the scales of the codes of group g as 16 numbers of 16 bits: number j is the scale of codes 2 j and 2 j + 1.
- * In q4_k and q5_k all 16 are equal, because a group has one scale; in q6_k the first eight are the scale of the first
- * half of the group, and the last eight the scale of the second half. */
+/* Returns the scales of the codes of group g as 16 numbers of 16 bits: number j is the scale of codes 2 * j and
+ * 2 * j + 1. In q4_k and q5_k all 16 are equal, because a group has one scale; in q6_k the first eight are the scale of
+ * the first half of the group, and the last eight the scale of the second half. */
 TE__AVX2_FN __m256i te__x86_scale_of_group(const int16_t scale[16], int g, te_block_format f) {
     if (f != TE_BLOCK_q6_k) return _mm256_set1_epi16(scale[g]);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(scale[2 * g])),

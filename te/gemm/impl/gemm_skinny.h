@@ -5,17 +5,17 @@
  * multiplies by mma.sync, whose operand A is rows of W and whose operand B is rows of x. (Elements of k may be passed
  * to mma.sync in any order, as long as it is the same for W and x.) The sums of the warps are added in a fixed order,
  * rounded to 16 bits, and passed, eight elements at a time, to the epilogue of the fused pattern to which this GEMM
- * belongs; during that time the copies into the rings continue. If this kernel follows another kernel of the same pass,
- * it fills its rings with W while that kernel still runs (PDL), which is safe because no kernel of a pass writes
- * weights. Otherwise this kernel fills the rings when the previous kernel has ended.
+ * belongs; during that time the copies into the rings continue. If this kernel follows another kernel of the same
+ * forward or backward pass, it fills its rings with W while that kernel still runs (PDL), which is safe because no
+ * kernel of a pass writes weights. Otherwise this kernel fills the rings when the previous kernel has ended.
  *
  * e4m3 operands use the same code, because a lane loads and holds vectors of 16 bytes both in 16 bits and in FP8; e4m3
  * is converted to f16 in registers, just before it is multiplied. With tensorwise or rowwise scales the total of all
  * warps' sums is multiplied by the scales; with blockwise scales each sum over 128 elements of k is multiplied by the
  * scales of these elements before it is added to the previous sums.
  *
- * Lower bound of the time: W is read once, 2 n k bytes in 16 bits or n k in FP8, at the memory bandwidth. Measurements:
- * docs/notes/gemm.md.
+ * Lower bound of the time: W is read once, 2 * n * k bytes in 16 bits or n * k in FP8, at the memory bandwidth.
+ * Measurements: docs/notes/gemm.md.
  */
 /* target: cuda */
 #ifndef TE_GEMM_SKINNY_H
@@ -94,7 +94,7 @@ TE_FN int te__skinny_warp_k(void) { return (int)threadIdx.x / 32 * TE_SKINNY_WAR
  * neighbouring rows of W: lane i copies vector i % 16, of 16 bytes, of the first (i < 16) or the second row. */
 typedef struct te_skinny_loads {
     te_skinny_position at;
-    /* for k = 0: the address of the vector that this lane copies from rows 0 and 1 (w[0]) and from rows 8 and 9 (w[1])
+    /* for k = 0: the addresses of the vectors that this lane copies from row 0 or 1 (w[0]) and from row 8 or 9 (w[1])
      * of the 16 rows of W */
     const uint16_t *w[2];
     uint32_t stage; /* the address in shared memory of the stage to be filled */
@@ -221,9 +221,9 @@ TE_FN void te__skinny_mma(float c[4], const uint32_t u[4], const uint32_t v[4], 
 #endif
 }
 /* Adds the products of one step to the lane's four sums c. The four sums are the dot products of rows lane / 4 and lane
- * / 4 + 8 of W with rows 2 (lane % 4) and 2 (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector is
- * replaced by the vector of the next step as soon as it has been multiplied. next: the address of the first vector of
- * the next step; left: the number of elements from `next` to the end of the row. */
+ * / 4 + 8 of W with rows 2 * (lane % 4) and 2 * (lane % 4) + 1 of x. x: the lane's part of x for this step; each vector
+ * is replaced by the vector of the next step as soon as it has been multiplied. next: the address of the first vector
+ * of the next step; left: the number of elements from `next` to the end of the row. */
 TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const uint16_t *next, int left,
                                const te_skinny_step_scales *scale, const te_gemm_operands operands,
                                const te_dtype dtype) {
@@ -233,8 +233,8 @@ TE_FN void te__skinny_multiply(float c[4], uint32_t stage, te_skinny_x *x, const
     const te_dtype format = operands == TE_OPERANDS_16BIT ? dtype : TE_e4m3;
     const int blockwise = operands == TE_OPERANDS_FP8_BLOCKWISE;
     float part[4] = {0, 0, 0, 0};
-    /* the lane multiplies vectors lane % 4 + 4 i of its rows; in odd rows te__skinny_load_stage has exchanged each
-     * vector with an even i for the vector with i + 1 */
+    /* the lane multiplies vectors lane % 4 + 4 * i of its rows; in odd rows te__skinny_load_stage has swapped the
+     * vectors of i and i + 1, for each even i */
     const int row = (int)threadIdx.x % 32 / 4, swap = row % 2 * 64;
     const uint32_t even = stage + (uint32_t)(row * TE_SKINNY_ROW + (int)threadIdx.x % 4 * 16 + swap),
                    odd = even - 2 * (uint32_t)swap;

@@ -18,8 +18,8 @@
  * store partial sums in memory, and the cluster that owns the tile adds them in a fixed order. This order depends only
  * on the sizes and the number of multiprocessors, so results are bitwise reproducible.
  *
- * Flops: 2 m n k. Lower bound of the time: these flops at the speed of the tensor cores at the power limit, some 690
- * TFLOP/s in bf16 on an H200. With an epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of
+ * Flops: 2 * m * n * k. Lower bound of the time: these flops at the speed of the tensor cores at the power limit, some
+ * 690 TFLOP/s in bf16 on an H200. With an epilogue that only stores D, the kernel takes 0.98 to 1.03 of the time of
  * cuBLASLt's fastest candidate; with an epilogue of bias and gelu, the kernel takes 4% longer than with an epilogue
  * that only stores D. Measurements, and variants that were slower: docs/notes/gemm_sm90.md.
  */
@@ -118,7 +118,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_with_pairs(te__sm90_gemm_config c, int 
     c.pairing.group = group, c.pairing.distance = distance, c.pairing.swap_middle = swap_middle;
     return c;
 }
-/* Returns config c for a fused pattern. source_has_halves: 1 if params.source is [m, 2 n]. pairs_halves: 1 if the
+/* Returns config c for a fused pattern. source_has_halves: 1 if params.source is [m, 2 * n]. pairs_halves: 1 if the
  * epilogue combines column i of the first half of D with column i of the second half, as gated activations do.
  * column_sums: 1 if the kernel can store column sums of D. */
 TE_FN te__sm90_gemm_config te__sm90_gemm_fused(te__sm90_gemm_config c, int source_has_halves, int pairs_halves,
@@ -174,7 +174,7 @@ TE_FN te__sm90_gemm_config te__sm90_gemm_scattering(te__sm90_gemm_config c) {
                         epilogue, pair_epilogue, outputs, exists)
 /* Defines a kernel for a fused pattern in 16 bits. pairs_halves: 1 if the kernel is to call pair_epilogue, with the
  * same columns of the first and of the second half of D (B must then be stored [n, k]); 0 if it is to call epilogue.
- * source_has_halves: 1 if params.source is [m, 2 n]. */
+ * source_has_halves: 1 if params.source is [m, 2 * n]. */
 #define TE_SM90_GEMM_KERNEL_FUSED(name, type, dtype, trans_b, epilogue, pair_epilogue, pairs_halves,                   \
                                   source_has_halves, column_sums, exists)                                              \
     TE__SM90_GEMM_SHELL(name, type,                                                                                    \

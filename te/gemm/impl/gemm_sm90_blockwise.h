@@ -13,9 +13,9 @@
  * each by a batch of four wgmma. The warpgroup multiplies the sums of each subtile by the scales of their rows and
  * columns, and adds the results to its sums in f32 (te__sm90_blockwise_steps).
  *
- * Flops: 2 m n k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128 fused
- * multiply-adds and some 120 other instructions. Two warps share a scheduler, so their instructions fill 500 of its
- * 1024 issue slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
+ * Flops: 2 * m * n * k. Lower bound for a step of a tile: 1024 cycles of the tensor cores. In a step a warp issues 128
+ * fused multiply-adds and some 120 other instructions. Two warps share a scheduler, so their instructions fill 500 of
+ * its 1024 issue slots. A step takes 1168 cycles at k of 16384 on an H200. Measurements: docs/notes/gemm_sm90.md.
  *
  * Do this:
  *     TE_TRY(te__gemm_blockwise_run(&g, ctx));         // as te_gemm_run, for operands with blockwise scales
@@ -65,7 +65,7 @@ typedef struct te__sm90_blockwise_params {
      * are stored as [steps, rows]. Scales of 128 x 128 elements are stored as [rows / 128, steps], and copied by TMA in
      * boxes of [2, 4] */
     CUtensorMap m_scales_map, n_scales_map;
-    void *d;          /* the output D: [m, n]; for a wgrad [n, m], because there gemm.m and gemm.n are swapped */
+    void *d;          /* the output D: [m, n]; for a wgrad [n, m], because gemm.m and gemm.n are swapped for a wgrad */
     te_dtype dtype;   /* the number format of D and of the bias; f32 for a wgrad (weight gradient) */
     const void *bias; /* [n], the bias; null if there is none, and always null for a wgrad (weight gradient) */
     te_grouped groups; /* only for grouped GEMMs, which it describes; gemm.n and gemm.k are then the sizes of the GEMM
@@ -141,10 +141,10 @@ typedef struct te__sm90_blockwise_consumer {
                                     * this lane's first row of D */
     te__sm90_pipeline_state at;
     /* has_tile: 1 if the lane's sums belong to the tile of D whose first element is at (x, y), 0 if no tile was begun
-     * yet. end: the index of the first row of D behind the rows that are stored; used only for grouped GEMMs */
+     * yet. end: used for grouped GEMMs only; the index of the last row of D that is stored, plus 1 */
     int x, y, end, has_tile;
     /* the bias of the tile's 256 columns, spread over the warp's lanes: each lane holds four words of two columns, and
-     * bias[j] has column 2 (32 j + lane) and the next column */
+     * bias[j] has column 2 * (32 * j + lane) and the next column */
     uint32_t bias[4];
 } te__sm90_blockwise_consumer;
 
@@ -243,7 +243,7 @@ TE_FN void te__sm90_blockwise_load_bias(te__sm90_blockwise_consumer *g, const te
         g->bias[j] = p->bias && col < p->gemm.n ? __ldg((const uint32_t *)p->bias + col / 2) : 0;
     }
 }
-/* Returns the bias of this lane's two columns among the eight columns 8 t to 8 t + 7 of the tile. */
+/* Returns the bias of this lane's two columns among the eight columns 8 * t to 8 * t + 7 of the tile. */
 TE_FN float2 te__sm90_blockwise_bias_pair(const te__sm90_blockwise_consumer *g, const int t, te_dtype dtype,
                                           const int kind) {
     if (kind == TE_BLOCKWISE_GROUPED) return make_float2(0, 0);

@@ -37,7 +37,7 @@
  */
 #if defined __CUDA_ARCH_FEAT_SM90_ALL || !defined __CUDA_ARCH__
 
-/* Returns the address of columns 16 chunk to 16 chunk + 15 of row `row` (0 to 127) in the staging buffer in shared
+/* Returns the address of columns 16 * chunk to 16 * chunk + 15 of row `row` (0 to 127) in the staging buffer in shared
  * memory. The buffer consists of one subtile of 16 rows for each consumer warp; staging: the address of row 0. */
 TE_FN uint32_t te__sm90_transpose_at(uint32_t staging, int row, int chunk) {
     const uint32_t r = (uint32_t)row, place = (r / 16 % 4 * 2 + r % 2) ^ (uint32_t)chunk * 2;
@@ -51,7 +51,7 @@ TE_FN void te__sm90_transpose_stage(uint32_t staging, int row, int lane, const u
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(fp8[0]), "r"(fp8[1]) : "memory");
 }
 /* Loads FP8 bytes from the staging buffer. Each lane gets two adjacent columns of eight rows: rows r to r + 7, where
- * r = first + 16 (lane % 4). `low` gets column c = 16 chunk + 2 (lane / 4), and `high` column c + 1. */
+ * r = first + 16 * (lane % 4). `low` gets column c = 16 * chunk + 2 * (lane / 4), and `high` column c + 1. */
 TE_FN void te__sm90_transpose_load(uint32_t low[2], uint32_t high[2], uint32_t staging, int first, int chunk,
                                    int lane) {
     /* the row whose address this lane passes to the instruction ldmatrix */
@@ -112,7 +112,7 @@ enum {
 };
 
 /* A warp's share of a quarter of a tile. A quarter has 32 parts of four rows each, and the warp works on parts number
- * first, first + stride, first + 2 stride, .. */
+ * first, first + stride, first + 2 * stride, .. */
 typedef struct te__sm90_epilogue_slice { int first, stride; } te__sm90_epilogue_slice;
 /* Return which parts of a quarter of a tile a warp works on. In a block's last tile the 32 parts of a quarter do not
  * divide evenly among eleven warps, so some warps have one part more than the others. The choice of these warps changes
@@ -387,7 +387,7 @@ TE_FN te__sm90_epilogue_pair te__sm90_epilogue_pair_of(int lane, const te__sm90_
     v.second = v.first + (rotated ? by.distance : pairs - by.distance);
     return v;
 }
-/* Runs an epilogue by pairs on all tiles that a warp works on. A tile is processed in halves of 128 columns, each of
+/* Runs a te_epilogue_pair_fn on all tiles that a warp works on. A tile is processed in halves of 128 columns, each of
  * which fills both staging buffers. */
 TE_FN void te__sm90_gemm_epilogue_pairs(const te__sm90_gemm_params *p, uint32_t ring, te__sm90_gemm_barriers *bars,
                                         te_epilogue_pair_fn epilogue, const void *arg, const te__sm90_gemm_config k) {

@@ -117,8 +117,8 @@ TE_FN void te__sm90_gemm_scale(float d[128], float alpha) {
     if (alpha != 1.0f) TE_UNROLL for (int i = 0; i < 128; i++) d[i] *= alpha;
 }
 /* Rounds a quarter of a warp's accumulators to 16 bits, and packs two elements into each 32-bit word. In wgmma's layout
- * a lane's d[4 j + 2 h + e] is the element in row lane / 4 + 8 h and column 8 j + 2 (lane % 4) + e of the warp's 16 x
- * 256 elements. */
+ * a lane's d[4 * j + 2 * h + e] is the element in row lane / 4 + 8 * h and column 8 * j + 2 * (lane % 4) + e of the
+ * warp's 16 x 256 elements. */
 TE_FN void te__sm90_gemm_pack_quarter(uint32_t packed[16], const float d[128], const int quarter,
                                       const te_dtype dtype) {
     TE_UNROLL

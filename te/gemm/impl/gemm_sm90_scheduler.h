@@ -85,7 +85,7 @@ typedef struct te__sm90_gemm_params {
     int transposed_rows;
     /* [m, n], 16 bits: the tensor that the epilogue reads, and that is prefetched; null if the epilogue reads none */
     const void *source;
-    /* 1 if `source` is [m, 2 n], and the epilogue reads, for column i of D, column i of each half of `source` */
+    /* 1 if `source` is [m, 2 * n], and the epilogue reads, for column i of D, column i of each half of `source` */
     int source_has_halves;
     /* for FP8: the inverse scales of A and B, by which alpha is multiplied. Either pointer is null if that operand's
      * scale is 1 */
@@ -94,10 +94,10 @@ typedef struct te__sm90_gemm_params {
     int m, n, k, tiles; /* k: counted in 16-bit units (two elements of FP8 are one unit); tiles: number of cluster
                          * tiles, each 256 x 256 */
     /* Stream-K. After `full_waves` waves, in each of which every cluster computes one tile, `tail_tiles` tiles remain.
-     * The k of each of these tiles is cut into `splits` splits. The first `helpers` clusters compute `helper_splits`
-     * splits of each of these tiles. The cluster that owns the tile, which is not a helper, computes the tile's other
-     * splits, adds the helpers' sums and runs the epilogue. If `helpers` is 0, tiles are not split, and full_waves is
-     * unlimited. */
+     * The k of each of these tiles is cut into `splits` splits. For each of these tiles, helpers (the first `helpers`
+     * clusters) compute `helper_splits` splits, one cluster per split. The cluster that owns the tile, which is not a
+     * helper, computes the tile's other splits, adds the helpers' sums and runs the epilogue. If `helpers` is 0, tiles
+     * are not split, and full_waves is unlimited. */
     int full_waves, tail_tiles, helpers, helper_splits, splits;
     float *partials; /* [tail tiles * helper_splits, TE_CLUSTER, TE_TILE_M * TE_TILE_N]: the partial sums that helpers
                       * store */
@@ -123,15 +123,15 @@ typedef struct te__sm90_gemm_pairing { int group, distance, swap_middle, halves;
 typedef struct te__sm90_gemm_config {
     /* the number formats of D (dtype, 16 bits), A and B: dtype_a and dtype_b are both `dtype`, or both FP8 */
     te_dtype dtype, dtype_a, dtype_b;
-    int trans_b;           /* 1: B is stored [n, k]; 0: [k, n] */
+    int trans_b;           /* 1 if B is stored [n, k], 0 if [k, n] */
     int transposes;        /* 1 if the kernel can store the transpose of its FP8 output in params.transposed */
     /* 1 if the consumers hold only half of a finished tile in registers, which leaves more registers to the epilogue */
     int holds_half;
     /* 1 if the epilogue reads params.source in every tile; 0 if it reads params.source only in tiles whose epilogue has
      * branches (te__sm90_epilogue_tile.is_branch_free) */
     int reads_source;
-    int source_has_halves; /* 1 if params.source is [m, 2 n], and the epilogue needs the same columns of both halves of
-                            * its rows */
+    int source_has_halves; /* 1 if params.source is [m, 2 * n], and the epilogue needs the same columns of both halves
+                            * of its rows */
     /* which two vectors of a row of D are passed together to a te_epilogue_pair_fn; pairing.group is 0 if the epilogue
      * needs no pairs. If the epilogue needs pairs, B must be stored [n, k]. */
     te__sm90_gemm_pairing pairing;
@@ -185,8 +185,8 @@ TE_FN te_grouped_tile te__grouped_find(const te_grouped *g, int tile, int size) 
 
 /* A piece of a cluster's work: steps [first_step, end_step) of k of one tile. x is the tile's first column, y the first
  * of this block's rows. If split is -1, the tile is not split, and the steps are all of k. If split is 0, this cluster
- * owns tile number `tail_tile` of the tail tiles, and adds the helpers' sums to its own sums. If split > 0, another
- * cluster owns the tile, and this cluster computes split number `split` of k as a helper. */
+ * owns tile number `tail_tile` of the last, partial wave, and adds the helpers' sums to its own sums. If split > 0,
+ * another cluster owns the tile, and this cluster computes split number `split` of k as a helper. */
 typedef struct te__sm90_gemm_work { int x, y, first_step, end_step, split, tail_tile; } te__sm90_gemm_work;
 
 /* Returns which row of cluster tiles is the i-th to be computed in a GEMM that overlaps with a collective. Without
@@ -242,7 +242,7 @@ TE_FN int te__sm90_gemm_last_tile(const te__sm90_gemm_params *p) {
 /* ---- shared memory ----------------------------------------------------------------------------------------------- */
 
 /* Returns the address of subtile number `subtile` (0 to 15) of the two staging buffers, through which the consumers
- * pass a finished tile to the epilogue. Each buffer holds 64 columns of the tile: subtile 2 w + b has the 16 rows of
+ * pass a finished tile to the epilogue. Each buffer holds 64 columns of the tile: subtile 2 * w + b has the 16 rows of
  * consumer warp w in buffer b. ring: the address of the stages of A and B, behind which the buffers lie. */
 TE_FN uint32_t te__sm90_gemm_staging(uint32_t ring, int subtile) {
     return ring + (uint32_t)(TE_STAGES * TE_SM90_GEMM_STAGE_BYTES + subtile * TE_SM90_GEMM_SUBTILE_BYTES);
@@ -265,8 +265,8 @@ TE_FN uint32_t te__sm90_gemm_last_sum(uint32_t ring, int quarter, int warp, int 
 TE_FN int te__sm90_gemm_swap_quarter(int i, const te__sm90_gemm_config k) {
     return k.pairing.swap_middle && (i == 1 || i == 2) ? 3 - i : i;
 }
-/* Return the column of D at which quarter number `i` of a tile begins; x: the tile's first column. If B is stored [n,
- * k], the result is also the first row of B that this quarter needs. */
+/* Return the column of D at which quarter number `i` of a tile begins; x: the tile's first column. If B is stored
+ * [n, k], the result is also the first row of B that this quarter needs. */
 TE_FN int te__sm90_gemm_quarter_column(const te__sm90_gemm_params *p, int x, int i, const te__sm90_gemm_config k) {
     if (k.pairing.halves) return x / 2 + 64 * (i / 2) + i % 2 * (p->n / 2);
     return x + 64 * te__sm90_gemm_swap_quarter(i, k);

@@ -6,9 +6,9 @@
  * TB/s at which W is read from memory. Therefore x is loaded from the L2 only once per cluster: each of the cluster's
  * two blocks loads half of x and multicasts this half to both.
  *
- *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same pass,
- *              the thread fills the ring with W while that kernel still runs, which is safe because no kernel of a pass
- *              writes weights
+ *   producer   one thread loads W and x by TMA into a ring of 192 KB. If the previous kernel belongs to the same
+ *              forward or backward pass, the thread fills the ring with W while that kernel still runs, which is safe
+ *              because no kernel of a pass writes weights
  *   consumers  two warpgroups multiply; each warp then runs the pattern's epilogue on its 16 columns of y
  *
  * A cluster computes one tile after another, each over all of k. If the last wave has fewer tiles than clusters, the k
@@ -19,7 +19,7 @@
  * With e4m3 operands the same code runs and reads half as many bytes. The tensor cores hold the sums over all of k,
  * with 14 bits (fast accumulation); at the end the sums are multiplied by the tensorwise or rowwise scales.
  *
- * Lower bound of the time: W is read once, 2 n k bytes (FP8: n k), at the memory bandwidth. Measurements:
+ * Lower bound of the time: W is read once, 2 * n * k bytes (FP8: n * k), at the memory bandwidth. Measurements:
  * docs/notes/gemm.md.
  */
 /* target: cuda */
@@ -180,9 +180,9 @@ typedef struct te_small_m_smem {
     uint32_t ring, box;
     te_small_m_barriers *bars;
 } te_small_m_smem;
-/* Computes a warpgroup's 64 columns of y over the tile's steps of k. In wgmma's layout a lane's d[4 j + 2 h + e] is the
- * element of y in row 8 j + 2 (lane % 4) + e and in column lane / 4 + 8 h of the 16 columns of the lane's warp. stage,
- * phase: the position in the ring, which continues from tile to tile. */
+/* Computes a warpgroup's 64 columns of y over the tile's steps of k. In wgmma's layout a lane's d[4 * j + 2 * h + e] is
+ * the element of y in row 8 * j + 2 * (lane % 4) + e and in column lane / 4 + 8 * h of the 16 columns of the lane's
+ * warp. stage, phase: the position in the ring, which continues from tile to tile. */
 TE_FN void te__small_m_multiply(float *d, const te_small_m_smem *s, const te_small_m_tile *t, int stages, int *stage,
                                 int *phase, const te_dtype format, const int padded_m) {
     /* The number of this warpgroup. The shuffle tells the compiler that the number is the same in all lanes. */

@@ -4,7 +4,7 @@
  *
  * The blocks are those of ggml, so that results equal llama.cpp's up to the order of their sums:
  *     for weights in blocks of 32 values (ggml's q8_0 and q8_1): one scale for each 32 activations, d = amax / 127, and
- *         q = x / d rounded to nearest even. d and d sum(q) are then rounded to f16, unless they are too small or too
+ *         q = x / d rounded to nearest even. d and d * sum(q) are then rounded to f16, unless they are too small or too
  *         large for f16's normal numbers;
  *     for k-quants (ggml's q8_K): one scale for each 256 activations, which stays in float.
  * If a block of activations has an infinity or a NaN, its scale is NaN, and so are all results of the row.
@@ -20,7 +20,7 @@
 /* the number of values in a group; all block formats have one scale per group, except q6_k, which has two */
 enum { TE__GROUP = 32 };
 
-/* Activations x [m, k], rounded to 8 bits in blocks of 32 or of 256 (see the head of this file): x is about d q. All
+/* Activations x [m, k], rounded to 8 bits in blocks of 32 or of 256 (see the head of this file): x is about d * q. All
  * arrays lie in scratch memory, each at a multiple of 64 bytes. */
 typedef struct te__activations {
     int64_t m, k;

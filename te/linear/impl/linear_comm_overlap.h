@@ -1,8 +1,9 @@
 /* linear_comm_overlap.h -- a step (an op, or several fused ops) can defer its work to the next step, which overlaps
- * this work with its own. Three kinds of steps can: an all_gather before a linear, a linear before a reduce_scatter,
- * both in forward and in backward (te/gemm/impl/gemm_comm_overlap.h), and a linear before a pattern that begins with an
- * all_reduce, where the GEMM's kernel sends its result to the ranks that sum it (te/comm/impl/collective_step.h).
- * Besides, the GEMM of a weight gradient can be deferred, so that it runs while rows are gathered (last section).
+ * this work with its own. Three kinds of steps can defer work: an all_gather before a linear; a linear before a
+ * reduce_scatter (both in forward and in backward, te/gemm/impl/gemm_comm_overlap.h); and a linear before a pattern
+ * that begins with an all_reduce, where the GEMM's kernel sends its result to the ranks that sum it
+ * (te/comm/impl/collective_step.h). Besides, the GEMM of a weight gradient can be deferred, so that it runs while rows
+ * are gathered (last section).
  *
  * The fusion list has no patterns for such overlap: it would need two variants of each pattern that begins with a
  * linear, and a model would be fused differently with one rank than with several. Instead a step finds in the plan, at
@@ -39,8 +40,9 @@ TE_API int te__linear_can_overlap(const te_run *r, const te_step *s, int fp8) {
     return linear->op_class == TE_CLASS_gemm && fits && dtype != TE_f32 && linear->in_dtype == dtype &&
            linear->out_dtype == dtype;
 }
-/* Returns the step that follows s in this pass. The result is null if no step follows, if s is not an entry of the
- * plan's table of steps, or if `has` is 0. has: whether the group of ranks has the memory that overlapping needs. */
+/* Returns the step that follows s in the pass r->pass. The result is null if no step follows, if s is not an entry of
+ * the plan's table of steps, or if `has` is 0. has: whether the group of ranks has the memory that overlapping
+ * needs. */
 TE_API const te_step *te__step_after(const te_run *r, const te_step *s, int has) {
     const te_plan *p = r->plan;
     const te_step *all = r->pass == TE_BACKWARD ? p->backward : r->pass == TE_INFER ? p->infer : p->forward;
@@ -58,8 +60,8 @@ TE_API int te__gather_consumer(const te_run *r, const te_step *s) {
     return te__last_step(r, s) ? -1 : te__gathered_consumer(r, s->op[r->pass == TE_BACKWARD ? 0 : s->count - 1]);
 }
 /* Returns whether step s, an all_gather (in backward a reduce_scatter), may defer its gather, so that the gather
- * overlaps the GEMM of the next step. The step may not defer its gather if the next step contains a custom op, except
- * linear_rope.h's fused linear and rope. */
+ * overlaps the GEMM of the next step. The step may not defer its gather if the next step contains a custom op (an op
+ * with a kernel of its own), unless that op is a rope that is fused with the linear (linear_rope.h). */
 TE_API int te__defers_gather(const te_run *r, const te_step *s) {
     const te_step *next = te__step_after(r, s, r->tensor->memory != 0);
     if (!next || !te__linear_can_overlap(r, next, te__gather_consumer(r, s) >= 0)) return 0;
@@ -97,7 +99,8 @@ TE_API te_status te__defer_product(te_run *r, te_gemm *g, te_value y, te_product
 
 /* ---- rows that are gathered while a GEMM runs -------------------------------------------------------------------- */
 
-/* If the gather of the current value was deferred, gathers all rows of this value now, without overlap. */
+/* If the gather of the current value (te_run.current) was deferred, gathers all rows of this value now, without
+ * overlap. */
 TE_API te_status te__gather_rows_now(te_run *r) {
     const te_value from = r->deferred.from, to = r->current;
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;
@@ -123,9 +126,9 @@ TE_API int te__gather_place(te__gemm_overlap *ranks, te_run *r) {
     if (!r->dry) r->current.data = ranks->to[m->rank] - own;
     return 1;
 }
-/* If the gather of the current value was deferred, overlaps the gather with the GEMM g, whose operand A is the current
- * value: the GEMM begins with the rows of this rank while the other rows arrive. If the GEMM cannot overlap the
- * gather, all rows are gathered first. keep: 1 if the gathered value is read again after the GEMM. */
+/* If the gather of the current value (te_run.current) was deferred, overlaps the gather with the GEMM g, whose operand
+ * A is the current value: the GEMM begins with the rows of this rank while the other rows arrive. If the GEMM cannot
+ * overlap the gather, all rows are gathered first. keep: 1 if the gathered value is read again after the GEMM. */
 TE_API te_status te__overlap_gather(te_gemm *g, te__gemm_overlap *ranks, te_run *r, te_product_kernels *unfused,
                                     int keep) {
     if (r->current.state != TE_VALUE_deferred_gather) return TE_OK;

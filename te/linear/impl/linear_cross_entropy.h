@@ -63,8 +63,8 @@ typedef struct te__loss_kernels {
 /* ---- pieces ------------------------------------------------------------------------------------------------------ */
 
 #ifndef TE_LOSS_FRACTION
-/* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. A program may define it as 4, for example: the step then
- * takes four times this memory and is almost as fast as with all logits in memory. */
+/* 1 / TE_LOSS_FRACTION of all logits is in memory at a time. A program may define TE_LOSS_FRACTION as 4, for example:
+ * the step then takes four times as much memory as with 16, and is almost as fast as with all logits in memory. */
 #define TE_LOSS_FRACTION 16
 #endif
 enum {

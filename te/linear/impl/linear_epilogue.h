@@ -15,11 +15,11 @@
  * both halves as well. With up to eight rows a gated step runs as one kernel in 16 bits (gemm_skinny.h), and as a GEMM
  * and a pointwise kernel under a recipe.
  *
- * Lower bound of the time: the GEMM's 2 m n k flops, because the epilogue's memory traffic overlaps with the work of
- * the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation, which
- * backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the lower bound is 0.81 ms.
- * Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more than the fused kernel. Measurements:
- * docs/notes/linear.md.
+ * Lower bound of the time: the GEMM's 2 * m * n * k flops, because the epilogue's memory traffic overlaps with the work
+ * of the tensor cores. Example: gelu of 8192 x 16384 with k = 4096 in FP8. The epilogue stores the pre-activation,
+ * which backward reads (2 bytes an element), y (1) and the transpose of y (1), together 0.54 GB; the lower bound is
+ * 0.81 ms. Three separate kernels (GEMM, pointwise kernel, transpose) take 0.21 ms more than the fused kernel.
+ * Measurements: docs/notes/linear.md.
  */
 #ifndef TE_LINEAR_EPILOGUE_H
 #define TE_LINEAR_EPILOGUE_H
@@ -353,8 +353,8 @@ TE_FN void te_product_pair_epilogue(const te_product *p, const uint32_t w[4], co
     }
 
 /* Returns whether the kernel must store the value whose memory is at `p`. The kernel must do so if the value is the
- * result of the step, if an op of the step reads the value, or if the value is the output of a fork that another step
- * also reads. Call this function when the kernel's arguments have been filled in. */
+ * result of the step, if an op of the step reads the value, or if another step also reads the value (the value is then
+ * the output of a fork). Call this function when the kernel's arguments have been filled in. */
 TE_API int te__product_is_read(const te_run *r, const te_step *s, const te_pointwise *c, const void *p) {
     int read = r->current.data == p;
     for (int j = 1; j < s->count; j++) {
@@ -455,8 +455,8 @@ TE_API te_status te__product_step_backward(te_run *r, const te_step *s, te_produ
     return (void)r, (void)s, (void)kernels, (void)g, (void)k, (void)product, TE_OK;
 }
 #endif
-/* Constants that follow from the recipe of the step's linear and from the pass. These constants determine which kernels
- * exist for the step. */
+/* Constants that follow from the recipe of the step's linear and from the pass (forward or backward). These
+ * constants determine which kernels exist for the step. */
 #define TE__RECIPE_FACTS(name, model, pass)                                                                     \
     name##_in_fp8 = name##_recipe != (int)TE_RECIPE_none && !TE_IS_MICROSCALED(name##_recipe) &&                  \
                     !(TE__IS_BACKWARD_##pass && TE_IS_ROWWISE(name##_recipe)),                                  \

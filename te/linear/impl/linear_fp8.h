@@ -15,8 +15,8 @@
  *
  * te_operand_policy.input says in which of three ways backward obtains x_t. First: forward has saved x in FP8, and
  * backward transposes it, unless a cast or a GEMM has already stored the transpose. Second: backward casts x again.
- * Third: backward runs the kernel that produces x again, and this time the kernel stores only x_t. Under fp8_block each
- * transpose is rounded from the original values, not from the FP8 values of the other layout.
+ * Third: backward reruns the kernel that has produced x in forward, and the kernel then stores only x_t. Under
+ * fp8_block each transpose is rounded from the original values, not from the FP8 values of the other layout.
  */
 #ifndef TE_LINEAR_FP8_H
 #define TE_LINEAR_FP8_H
@@ -67,8 +67,7 @@ TE_API te_status te__rowwise_forward(te_gemm *g, te_run *r, int i, te_value x) {
 
 /* ---- fp8_block --------------------------------------------------------------------------------------------------- */
 
-/* A matrix in e4m3 with a scale for each 1 x 128 elements. data: the elements; inverse: the inverses of the scales, 1
- * / scale. */
+/* A matrix in e4m3 with a scale for each 1 x 128 elements. data: the elements; inverse: the inverses of the scales. */
 typedef struct te_blockwise_matrix { void *data; float *inverse; } te_blockwise_matrix;
 
 /* Acquires scratch memory for a value of `cols` columns in FP8 and its scales. transposed: 1 if the memory is for the
@@ -109,7 +108,7 @@ TE_API te_status te__blockwise_forward(te_gemm *g, te_run *r, int i, te_value x)
     g->b_fp8 = te__fp8_operand(TE_SCALING_BLOCKWISE_2D, TE_e4m3, f->inverse);
     return TE_OK;
 }
-/* Computes the transpose, in FP8, of the input of linear i, which forward has not saved in FP8. */
+/* Used if forward has not saved the input of linear i in FP8: computes the transpose of this input in FP8. */
 TE_API te_status te__blockwise_recompute(te_run *r, int i, te_blockwise_matrix transposed) {
     const te_blockwise_matrix none = {0, 0};
     const te_recompute_target to = {0, transposed.data, transposed.inverse, 0, 0};
@@ -185,8 +184,9 @@ TE_API te_status te__fp8_transpose(te_run *r, void **transposed, te_value v, int
     TE_TRY(te__scratch(r, transposed, (size_t)(te__capacity_rows(r) * v.cols)));
     return wanted ? te__fp8_transpose_into(r, v, *transposed) : TE_OK;
 }
-/* Computes the transpose, in FP8 with the scale that forward used, of the input of linear i, which forward has not
- * saved in FP8. If `wanted` is 0, the function only acquires memory for the transpose and computes nothing. */
+/* Used if forward has not saved the input of linear i in FP8: computes the transpose of this input in FP8, with the
+ * scale that forward used. If `wanted` is 0, the function only acquires memory for the transpose and computes
+ * nothing. */
 TE_API te_status te__fp8_recompute_input(te_run *r, int i, void **transposed, int wanted) {
     const te_saved_input saved = te__saved_input_of(r, i);
     te_value x = te__input_of(r, i);

@@ -64,7 +64,7 @@ typedef struct te_rope_product {
      * frequencies of the pairs */
     te_rope_args positions;
     int n;
-    const void *bias;   /* [n]; null: there is no bias */
+    const void *bias;   /* [n], or null if there is no bias */
     void *y;            /* [m, n] */
     const float *table; /* table of cosines and sines, [m, rotary] */
     /* number of columns of q and k together, which are rotated */
@@ -164,7 +164,7 @@ TE_KERNEL_IF(T != TE_f32, (te_dtype T, int DIM, int ROTARY, int SCALED, te_gemm_
  * whether the two columns of a pair lie 128 columns apart, in different halves of a tile. If so, the kernel swaps the
  * second and the third 64 columns of the tile (swap_middle of te__sm90_gemm_pairing), so that both columns of a pair
  * are in the same half. APART: the distance between the two columns of a pair after this swap, in vectors of eight
- * columns; 0: both columns are in one vector. */
+ * columns, or 0 if both columns are in one vector. */
 #define TE__ROPE_CROSSED(dim, rotary, near) ((dim) == 256 && (rotary) == 256 && !(near))
 #define TE__ROPE_APART(dim, rotary, near) ((near) ? 0 : TE__ROPE_CROSSED(dim, rotary, near) ? 8 : (rotary) / 16)
 template <te_dtype T, int DIM, int ROTARY, int NEAR>
@@ -193,9 +193,9 @@ TE_API te_product_kernels *te__rope_kernels_of(void) {
 #define TE__ROPE_FITS(dim, rotary, near)                                                        \
     ((rotary) > 0 && 256 % (dim) == 0 && (dim) % 16 == 0 && (rotary) % ((near) ? 8 : 16) == 0 \
      && ((dim) <= 128 || (near) || (rotary) <= 128 || (rotary) == 256))
-/* name##_fits: whether the kernel with rope in the epilogue exists. One of the conditions is that a row of the table,
- * in f32, has at most as many bytes as a row of the GEMM's result, in 16 bits, because the table is stored in the
- * memory that two separate steps would use for the GEMM's result. */
+/* name##_fits: whether the kernel with rope in the epilogue exists. TE_WIDTH_IN(..) >= 2 * TE__ROTARY(..) is one of the
+ * conditions: the table of cosines and sines, [rows, rotary_dim] in f32, must fit into a block of memory of the size
+ * [rows, width] in 16 bits (te__linear_rope_fused). */
 #define TE__ROPE_SHAPE_fixed(name, model, dtype, rope)                                                               \
     enum {                                                                                                           \
         name##_fits = (int)TE_##dtype != (int)TE_f32                                                                 \
@@ -219,8 +219,8 @@ TE_API te_product_kernels *te__rope_kernels_of(void) {
                                (te_gemm_operands)name##_skinny_form>();                               \
     }
 
-/* Runs the GEMM g, whose operands are set, with rope in its epilogue. The table of cosines and sines is stored in
- * memory that, if linear and rope ran as two steps, would hold the GEMM's result. */
+/* Runs the GEMM g, whose operands are set, with rope in its epilogue. The table of cosines and sines is stored in a
+ * block of the workspace that has the size of the GEMM's result. */
 TE_API te_status te__linear_rope_fused(te_run *r, const te_step *first, const te__rope_kernels *kernels, int rope,
                                        te_gemm *g, te_value y) {
     const te_op *linear = &r->plan->op[first->op[0]];

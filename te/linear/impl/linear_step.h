@@ -20,8 +20,8 @@ TE_API te_gemm te__linear_product(const te_run *r, int i) {
     g.dtype = r->plan->dtype, g.out = op->out_dtype == TE_f32 ? TE_f32 : g.dtype, g.trans_b = 1;
     return g;
 }
-/* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value, converted
- * to the model's dtype. */
+/* Sets the operands of g, the GEMM y = x weight^T of linear i, which is not in FP8. x is the current value
+ * (te_run.current), converted to the model's dtype. */
 TE_API te_status te__linear_operands(te_gemm *g, te_run *r, int i) {
     te_value x = r->current;
     TE_TRY(te__convert_value(&x, r, r->plan->dtype));
@@ -79,8 +79,9 @@ TE_API te_status te__linear_dgrad_row(te_run *r, const te_step *s, const te__lin
     TE_TRY(te__end_converted(&dx, &converted, r));
     return te__pointwise_step_backward(r, s, 1, 0, dx, kernels->launch, kernels->shape);
 }
-/* Computes dx[rows, in] = dy weight. If the step has a second op, that op is a fork whose output the linear reads; the
- * GEMM then also adds the gradient of the fork's other uses (r->edge). x: the GEMM for dx. */
+/* Computes dx[rows, in] = dy weight. If the step has a second op, that op is a fork (an op whose output has several
+ * uses), and the linear reads the fork's output; the GEMM then also adds the gradient of the fork's other uses
+ * (r->edge). x: the GEMM for dx. */
 TE_API te_status te__linear_dgrad(te_run *r, const te_step *s, const te__linear_kernels *kernels, te_gemm *x) {
     const int last = s->op[s->count - 1];
     te_value dx, converted;

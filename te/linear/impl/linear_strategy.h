@@ -57,10 +57,10 @@ TE_API te_status te__linear_gemm(te_run *r, te_gemm *g, te_rows_of_product rows,
     return te__gemm_is_fp8(g) ? r->plan->fp8->product(g, r->ctx) : r->plan->product(g, r->ctx);
 }
 
-/* If the GEMM g adds a matrix C by cuBLASLt, sets g->d to memory that is not C's: to `elsewhere` or, if that is null,
- * to new scratch memory, from which te__end_converted later copies the result. cuBLASLt rounds differently if C and D
- * are the same matrix, but a call must have bitwise identical results whether or not the caller passes the same memory
- * for x and y. made: the value that is stored at g->d; unfused: as in te__linear_gemm. Call this before
+/* If cuBLASLt runs the GEMM g and adds a matrix C, sets g->d to memory other than C's: to `elsewhere` or, if that is
+ * null, to new scratch memory, from which te__end_converted later copies the result. cuBLASLt rounds differently if C
+ * and D are the same matrix, but a call must have bitwise identical results whether or not the caller passes the same
+ * memory for x and y. made: the value that is stored at g->d; unfused: as in te__linear_gemm. Call this before
  * te__linear_gemm, when g->c and g->d are set. */
 TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewhere, te_run *r,
                                         te_product_kernels *unfused) {
@@ -76,8 +76,8 @@ TE_API te_status te__linear_avoid_place(te_gemm *g, te_value *made, void *elsewh
 TE_API int te__linear_has(const te_run *r, const te_step *s, int j, int flag) {
     return j < s->count && (r->plan->op[s->op[j]].flags & flag);
 }
-/* Returns whether all values that the step's ops write, and all values of forks that these ops add, are in the model's
- * number format. */
+/* Returns whether all values that the step's ops write, and all residuals (outputs of forks) that these ops add, are in
+ * the model's number format. */
 TE_API int te__linear_is_uniform(const te_run *r, const te_step *s) {
     int same = 1;
     for (int j = 0; j < s->count; j++) {
