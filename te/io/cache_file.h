@@ -37,7 +37,7 @@ typedef struct te__cache_file_part { int layer, value, scales; } te__cache_file_
 typedef struct te__cache_file {
     const te_cache *cache;
     te_safetensor *tensor; /* [4 * layers + 1]: the tensors of the file. For each layer: keys, scales of the keys,
-                            * values, scales of the values (scales only in a format of 8 bits). The last tensor holds
+                            * values, scales of the values; only a cache of 8 bits has scales. The last tensor holds
                             * the tokens */
     te__cache_file_part *part; /* [4 * layers]: what each entry of `tensor` except the tokens holds */
     char (*name)[TE__CACHE_FILE_NAME];

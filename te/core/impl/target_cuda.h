@@ -159,8 +159,8 @@ TE_API te_status te__cuda_fill(te_context *ctx, void *dst, int byte, size_t byte
 TE_KERNEL_IF_USED(te_small_fill_kernel, 32, 1, te_small_fill, (void)te_at;
                   TE_UNROLL_1 for (int i = (int)threadIdx.x; i < te_args->count; i += 32)
                       te_args->bytes[i] = (uint8_t)(te_args->value >> 8 * (i & (te_args->element - 1))))
-/* In the graphs that this context captures from now on, replace small fills by kernels (graph_replay.h). Code whose
- * passes fill a few bytes of memory calls this function. */
+/* In the graphs that this context captures from now on, replace small fills by kernels (graph_replay.h). It must be
+ * called by code that fills a few bytes of memory within a pass. */
 TE_IF_USED TE_API void te__small_fills_by_kernels(te_context *ctx) {
     if (ctx->launches) ((te_launches *)ctx->launches)->small_fill_kernel = (const void *)te_small_fill_kernel<0>;
 }

@@ -174,9 +174,9 @@ TE_FN te__nvfp4_tile te__nvfp4_tile_of(const te_quantize_microscaled *q, te_bloc
     t.col = (int64_t)((uint32_t)b.x % across) * (TE_NVFP4_TILE_COLS * TE_NVFP4_BLOCK);
     return t;
 }
-/* Return the part of a 16 x 16 unit that this lane holds. i: on the host, where one lane casts all units of the tile,
- * the number of the unit; on CUDA, where a lane has only one unit, 0. The 16 units of a warp are arranged 4 x 4, so
- * that eight lanes load 64 columns of a row; the warps are arranged 2 x 4. */
+/* Return which columns of which 16 x 16 unit this lane casts. On CUDA two lanes share a unit, eight columns each, and i
+ * is 0. The 16 units of a warp are arranged 4 x 4, so that eight lanes load 64 columns of a row; the warps are arranged
+ * 2 x 4. On the host one lane casts all units of the tile, and i is the number of the unit. */
 TE_FN te__nvfp4_lane te__nvfp4_lane_of(const te_quantize_microscaled *q, const te__nvfp4_tile *t, te_lanes g, int i) {
     te__nvfp4_lane l;
     l.unit_row = TE_CUDA ? g.id / 128 * 4 + g.id / 8 % 4 : i / TE_NVFP4_TILE_COLS;
