@@ -236,9 +236,9 @@
 /* Tensor parallelism (Shoeybi et al. 2019): the attention heads and the inner columns of the MLP are divided among N
  * ranks; N must divide HEADS and F. Also, N must divide KV or KV must divide N. If N is larger than KV, each head of k
  * and v is held by N / KV ranks, and te_comm_config.copies must be N / KV. In layers with _TP, every rank has all rows.
- * In layers with _SP (sequence parallelism, Korthikanti et al. 2022), for a list with the option (rows, shard), each
- * rank has only its own rows outside of attention and MLP. The sizes that the macros take are those of the whole model.
- * These lists contain four additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
+ * Layers with _SP (sequence parallelism, Korthikanti et al. 2022) are for lists with the option (rows, shard): outside
+ * of attention and MLP each rank has only its own rows. The sizes that the macros take are those of the whole model.
+ * Both kinds of layers have four additional ops, the collectives b_enter1, b_leave1, b_enter2 and b_leave2. */
 #define TE_TRANSFORMER_LAYER_TP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \
     TE__LAYERS_BIASED(TE__LAYERS_TP, ~, b, NORM, ACT, H, F, HEADS, KV, D, P, N)
 #define TE_TRANSFORMER_LAYER_SP(b, NORM, ACT, H, F, HEADS, KV, D, P, N) \

@@ -372,7 +372,8 @@ enum { TE_MODULATE_LANES = TE_CUDA ? 4 : 1, TE_MODULATE_GROUPS = TE_CUDA ? 64 : 
 TE_FN void te_modulate_gradient(const te_modulate_args *a, te_block b, te_modulate_shape k) {
     int group;
     const te_lanes g = te_lanes_here(TE_MODULATE_LANES, &group);
-    /* column: index in a row of the fork's value; c: index in [shift, scale] or in gate, counted from options.first */
+    /* column: index in a row of the fork's value; c: index in [shift, scale] or in gate,
+     * which begins at column options.first of that row */
     const int column = (b.x * TE_MODULATE_LANES + g.id) * 8, c = column - k.options.first;
     const int parts = k.options.is_gate ? 1 : 2, sums = column < k.edge_width && c >= 0 && c < parts * k.width;
     const int with_x = k.options.is_gate || c >= k.width;

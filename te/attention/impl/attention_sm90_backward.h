@@ -58,9 +58,9 @@ template <te_dtype T, int HEADS, int V, class F> TE_FN void te__attn_bwd_preproc
         a->delta[F::VARLEN ? head * rows + row : (row / seq * HEADS + head) * seq + row % seq] = v;
 }
 
-/* Returns the number of threads of a block of the postprocess kernel: 256, or 192 if head_dim is 96 or 192. A warp
- * processes 32 columns of 16 rows at a time; all warps of a block together process all columns of up to four groups of
- * 16 rows. */
+/* Returns the number of threads of a block of the postprocess kernel: 256, or 192 if head_dim is 96 or 192. In one
+ * pass a warp processes 32 columns of 16 rows, and all warps of the block together process all columns of up to four
+ * groups of 16 rows. */
 TE_BOTH constexpr int te__attn_bwd_post_threads(int head_dim) { return head_dim % 64 || head_dim == 192 ? 192 : 256; }
 /* The postprocess kernel: multiplies the f32 sums of dQ by scale and stores them in 16 bits. Unless p->a.sum is null,
  * it also stores column sums of the rounded numbers, one for each column and each group of SUM_ROWS rows. A block

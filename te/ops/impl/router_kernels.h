@@ -136,8 +136,8 @@ typedef struct te_router_args {
 #define TE__CHOOSE_THREADS(experts) ((int)TE_ROUTER_LANES * TE__CHOOSE_WARPS(experts))
 /* The number of experts of a lane. */
 TE_FN int te__router_values(const int experts) { return (experts + TE_ROUTER_LANES - 1) / TE_ROUTER_LANES; }
-/* Maps a score to an integer, so that larger scores have larger integers. NaN counts as -infinity. No score is mapped
- * to 0, which marks an expert that cannot be chosen. */
+/* Maps a score to an integer, so that larger scores have larger integers. NaN counts as -infinity. The integer is never
+ * 0; a 0 marks an expert that cannot be chosen. */
 TE_FN uint32_t te__router_key(float score) {
     const uint32_t bits = te_bits_of_float(score == score ? score + 0.0f : -INFINITY);
     return bits >> 31 ? ~bits : bits | 0x80000000u;

@@ -116,8 +116,8 @@ TE_API const te_step *te__recomputing_step(const te_plan *p, int i) {
 /* Return where backward gets the input x of GEMM i from, if the GEMM's weight gradient is computed in FP8. */
 TE_API te_input_source te__input_source_of(const te_plan *p, int i) {
     const int from = te__producer_of(p, i);
-    /* If the list has recompute regions, the input may lie in the memory of a region that forward has closed before
-     * backward needs the input. Therefore forward saves the input in FP8. */
+    /* If the list has recompute regions, the input may lie in the memory of a region. When forward closes the region,
+     * other values use this memory, and backward would not find the input. Therefore forward saves it in FP8. */
     if (p->region_count || !p->fp8 || p->fp8->saves_inputs || from < 0) return TE_INPUT_saved_fp8;
     const te_op *op = &p->op[from];
     if ((op->flags & TE_SAVES_OUTPUT) || ((op->flags & TE_IS_FORK) && !(op->flags & TE_IS_INPUT)))
