@@ -363,13 +363,14 @@ TE_IF_USED TE_API te_status te__cache_file_store(te__cache_file *f, int slot, te
     }
     return TE_OK;
 }
-/* Replace sequence number `slot` of the cache by the sequence in a file that te_cache_save has written. tokens: output,
- * the file's token ids, [capacity of the cache], in host memory; null if the caller does not want them. length: output,
- * the number of tokens; may be null. te_cache_load must not be called between te_cache_begin and the runs of the models
- * on the batch that te_cache_begin has set up. The whole file is read to host memory and checked before the cache is
- * changed; so after an error the cache is unchanged. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the
- * file was not written by te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file
- * has other lists of ops, or its sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages). */
+/* Replace sequence number `slot` of the cache by the sequence in a file that te_cache_save has written. tokens:
+ * output, the file's token ids, [capacity of the cache], in host memory; null if the caller does not want them.
+ * length: output, the number of tokens; may be null. te_cache_load must not be called between te_cache_begin and the
+ * runs of the models on the batch that te_cache_begin has set up. The whole file is read to host memory and checked
+ * before the cache is changed. So after an error the cache is unchanged, except after TE_ERROR_CUDA, if a copy fails:
+ * then the sequence may be incomplete. Waits for the stream. Errors: TE_ERROR_FORMAT and TE_ERROR_IO (the file was not
+ * written by te_cache_save, or is damaged), TE_ERROR_SHAPE, TE_ERROR_DTYPE and TE_ERROR_VALUE (the file has other
+ * lists of ops, or its sequence is longer than the capacity), TE_ERROR_MEMORY (too few free pages), TE_ERROR_CUDA. */
 TE_IF_USED TE_API te_status te_cache_load(const te_cache *c, int slot, int32_t *tokens, int *length, const char *path,
                                           te_context *ctx) {
     te__cache_file f;
