@@ -150,20 +150,20 @@ template <int FP8> TE_API te_routed_launch_fn te__routed_quantize_if(void) {
 #define TE__ROUTED_QUANTIZE(fp8) te__routed_quantize_launch
 #endif
 
-typedef struct te_expert_product { te__grouped_fn run; te_routed_launch_fn quantize; } te_expert_product;
+typedef struct te_expert_runner { te__grouped_fn run; te_routed_launch_fn quantize; } te_expert_runner;
 /* The kernels that compute y = x weight^T or dx = dy weight of an op. quantize: the function that launches
  * te_routed_quantize, or null if the GEMMs do not run in FP8. */
-#define TE__EXPERT_PRODUCT(model, dtype, kind, op)                                                                   \
+#define TE__EXPERT_RUNNER(model, dtype, kind, op)                                                                    \
     {TE__GROUPED(dtype, kind, TE__EXPERTS_IN_FP8(model, op)), TE__ROUTED_QUANTIZE(TE__EXPERTS_IN_FP8(model, op))}
 #define TE_CUSTOM_expert_linear_forward(name, model, dtype, op)                                                      \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_expert_product kernels = TE__EXPERT_PRODUCT(model, dtype, FORWARD, op);                             \
+        const te_expert_runner kernels = TE__EXPERT_RUNNER(model, dtype, FORWARD, op);                               \
         return te__expert_linear_forward(r, s, &kernels);                                                            \
     }
 #define TE_CUSTOM_expert_linear_backward(name, model, dtype, op)                                                     \
     TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_expert_kernels kernels = {TE__EXPERT_PRODUCT(model, dtype, DGRAD, op),                              \
+        const te_expert_kernels kernels = {TE__EXPERT_RUNNER(model, dtype, DGRAD, op),                               \
                                            TE__GROUPED(dtype, WGRAD, 0), name##_gather_launch};                      \
         return te__expert_linear_backward(r, s, &kernels);                                                           \
     }
@@ -178,13 +178,13 @@ typedef struct te_expert_product { te__grouped_fn run; te_routed_launch_fn quant
                       TE__TOKEN_FORMATS(model, dtype, a), !TE_CUDA || TE__WEIGHS_INPUT(a))                           \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
         const te_router_kernels kernels = {name##_choose_launch, name##_place_launch, 0, 0};                         \
-        const te_expert_product product = TE__EXPERT_PRODUCT(model, dtype, FORWARD, b);                              \
+        const te_expert_runner product = TE__EXPERT_RUNNER(model, dtype, FORWARD, b);                                \
         return te__router_expert_linear(r, s, &kernels, &product);                                                   \
     }
 
 /* The kernels of an expert_linear's backward. gather: launches te_routed_gather. */
 typedef struct te_expert_kernels {
-    te_expert_product dgrad;
+    te_expert_runner dgrad;
     te__grouped_fn wgrad;
     te_routed_launch_fn gather;
 } te_expert_kernels;
@@ -251,7 +251,7 @@ TE_API te_status te__expert_operands(te_grouped *g, te_run *r, int i, te_value x
 /* Computes y = x weight^T of op i by the GEMMs that g describes. The formats of x and y may differ from the list's
  * dtype. If g->slot is not null, x has one row for each token; otherwise x has the routed rows. */
 TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x, te_value y,
-                                    const te_expert_product *kernels) {
+                                    const te_expert_runner *kernels) {
     te_value made;
     TE_TRY(te__convert_value(&x, r, g->dtype));
     TE_TRY(te__begin_converted(&made, &y, r, g->dtype));
@@ -261,7 +261,7 @@ TE_API te_status te__expert_forward(te_run *r, te_grouped *g, int i, te_value x,
     TE_TRY(te__end_converted(&y, &made, r));
     return te__set_current(r, y), TE_OK;
 }
-TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, const te_expert_product *kernels) {
+TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, const te_expert_runner *kernels) {
     const int i = s->op[0];
     te_grouped g = te__expert_product(r, TE_GROUPED_FORWARD, i, te__router_of(r->plan, i));
     te_value y;
@@ -270,7 +270,7 @@ TE_API te_status te__expert_linear_forward(te_run *r, const te_step *s, const te
 }
 
 TE_IF_USED TE_API te_status te__router_expert_linear(te_run *r, const te_step *s, const te_router_kernels *kernels,
-                                                     const te_expert_product *product) {
+                                                     const te_expert_runner *product) {
     const int router = s->op[0], i = s->op[1];
     te_value x, rows = te__no_value(), y;
     TE_TRY(te__output(&y, r, s, i));
@@ -353,7 +353,7 @@ TE_API te_status te__expert_linear_backward(te_run *r, const te_step *s, const t
     TE_KERNEL(name##_gather, TE_ROUTER_THREADS, te_routed_args, te_routed_gather(te_args, te_at, TE_##dtype))        \
     TE_KERNEL(name##_weigh, TE_ROUTER_THREADS, te_routed_args, te_routed_weigh(te_args, te_at, TE_##dtype))          \
     TE_API te_status name##_run(te_run *r, const te_step *s) {                                                       \
-        const te_expert_kernels kernels = {TE__EXPERT_PRODUCT(model, dtype, DGRAD, b), TE__GROUPED(dtype, WGRAD, 0), \
+        const te_expert_kernels kernels = {TE__EXPERT_RUNNER(model, dtype, DGRAD, b), TE__GROUPED(dtype, WGRAD, 0),  \
                                            name##_gather_launch};                                                    \
         return te__combine_expert_linear(r, s, &kernels, name##_weigh_launch);                                       \
     }

@@ -384,7 +384,7 @@ TE_API te_status te__check_saved(te_run *r, const te_saved *saved, te_context *c
     TE_REQUIRE(saved->positions == b->positions, ctx, TE_ERROR_VALUE,
                "%s: the forward had its positions at %p, this batch has them at %p", plan->name,
                (const void *)saved->positions, (const void *)b->positions);
-    /* for a pointer that no call can have, a check of the ops says more (te__is_aligned_i32) */
+    /* null or unaligned tokens and labels are left to the checks of the embedding and of the loss, which name them */
     TE_REQUIRE(saved->tokens == b->tokens || !te__from_tokens(plan) || !te__is_aligned_i32(b->tokens), ctx,
                TE_ERROR_VALUE,
                "%s: the forward had its tokens at %p, this batch has them at %p", plan->name,
